@@ -178,7 +178,7 @@ def test_missing_pieces_are_named_on_the_page(tmp_path):
         "No run/rollouts/<step>.jsonl: set trainer.rollout_data_dir",
         "No config.yaml",
         "The metrics begin at step 2",
-        "No held-out correctness in the metrics: set trainer.test_freq.",
+        "No held-out format, correctness in the metrics: set trainer.test_freq.",
     ):
         assert missing in notes
     text = page_of(tmp_path, run).text

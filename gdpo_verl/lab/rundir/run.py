@@ -231,9 +231,10 @@ def _gaps(run: Run) -> Iterator[str]:
         yield f"The run was at step {steps[-1]} of {total} when it was read."
     # Of an answer alone no derived component is computed.
     derived = run.setting("algorithm.gdpo.derived") or {}
-    for component in run.components:
-        if component not in derived and not run.validation_series(component):
-            yield f"No held-out {component} in the metrics: set trainer.test_freq."
+    judged = [component for component in run.components if component not in derived]
+    missing = [component for component in judged if not run.validation_series(component)]
+    if missing:
+        yield f"No held-out {', '.join(missing)} in the metrics: set trainer.test_freq."
 
 
 def _contents(path: Path) -> str:
