@@ -546,6 +546,18 @@ def test_advice_has_an_override_and_its_evidence(replayed, name):
         assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_count_is_no_verdict_and_five_groups_are_too_few(replayed):
+    """As on a run whose texts named their topic ever more often, which was counted."""
+    rows = drawn(40, guarded)
+    for place, row in enumerate(rows):
+        row["named"] = float(place % 5)
+        row["ending"] = float(place < 20 and row["own_words"] == 0)
+    found = replayed(rows, "algorithm.gdpo_reward_weights={own_words: 0, named: 0}")
+    (condition,) = [each for each in found["advice"] if "goes to answers" in each["because"]]
+    assert "on: own_words" in condition["override"]
+    assert "whether ending pays answers that fail own_words (100% [100%" in found["conclusion"]
+
+
 def test_small_spread_is_named_beside_the_range(replayed):
     rows = drawn(40, narrow)
     for row in rows[:8]:

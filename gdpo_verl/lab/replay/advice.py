@@ -14,8 +14,9 @@ import numpy as np
 from gdpo_verl.lab.replay.figures import Array, Figures, divided, interval
 
 MOST = 5
-# Fewer groups carry no advice.
+# Fewer groups carry no advice, nor does a component that varies in fewer of them.
 FEWEST_GROUPS = 30
+FEWEST_VARYING = 10
 # A component's part of all influence, beside its part of the weights, may differ by this much.
 TOLERANCE = 0.1
 # A weight is changed by this factor at most.
@@ -63,15 +64,23 @@ def advise(found: Figures) -> Verdict:
     return Verdict(advice, "" if advice else "nothing would change")
 
 
+def _carries(found: Figures, key: str) -> bool:
+    """Return whether a component varies in groups enough for advice about it."""
+    return found.varying[found.keys.index(key)] >= FEWEST_VARYING
+
+
 def _pays_failures(found: Figures) -> Iterator[Advice]:
-    """Advise a condition on the outcome, or on a component that is measured and paid nothing.
+    """Advise a condition on the outcome, or on a verdict (0 or 1) of weight 0, which only measures.
 
     A component that goes with the outcome is left alone: paid to a failing answer, it leads there.
     """
     conditions = found.setting.objective.config.conditions
     taken = {*conditions, *(condition["on"] for condition in conditions.values())}
-    guards = [key for key in found.keys if key == found.outcome or found.weights[key] == 0]
-    guards.sort(key=lambda key: key != found.outcome)
+    verdicts = dict(zip(found.keys, np.asarray(found.verdicts), strict=True))
+    measured = [key for key in found.keys if found.weights[key] == 0 and verdicts[key]]
+    guards = [key for key in measured if _carries(found, key) and key != found.outcome]
+    if found.outcome is not None:
+        guards.insert(0, found.outcome)
     # A condition counts a failing answer as 0, which below 0 would be a reward.
     lowest = dict(zip(found.keys, np.asarray(found.low), strict=True))
     others = [key for key in found.keys if found.weights[key] > 0 and lowest[key] >= 0]
@@ -87,7 +96,7 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
         if not part > PAID_TO_FAILURES or together > 0:
             continue
         text = f"{part:.0%} [{low:.0%}, {high:.0%}]"
-        if low <= PAID_TO_FAILURES:
+        if low <= PAID_TO_FAILURES or not _carries(found, key):
             yield Advice("", f"whether {key} pays answers that fail {guard} ({text})")
             continue
         taken.add(key)
@@ -110,7 +119,8 @@ def _spare(found: Figures) -> Iterator[Advice]:
             f"{', '.join(still)} {verb} in none of {found.several} groups (at most {most:.1%} of "
             "all, with 95 %): nothing is learnt from that",
         )
-    for first, second in itertools.combinations(range(len(found.keys)), 2):
+    carrying = [k for k, key in enumerate(found.keys) if _carries(found, key)]
+    for first, second in itertools.combinations(carrying, 2):
         value, low, high = interval(found.correlation[:, first, second])
         if not value > ALIKE:
             continue
@@ -230,7 +240,7 @@ def _small_spread(found: Figures) -> Iterator[Advice]:
     seen = np.stack([np.asarray(found.low), np.asarray(found.high)], axis=1).tolist()
     for k, key in enumerate(found.keys):
         bottom, top = setting.objective.ranges.get(key, seen[k])
-        if found.weights[key] == 0 or top <= bottom:
+        if found.weights[key] == 0 or top <= bottom or not _carries(found, key):
             continue
         value, low, high = interval(deviations[:, k] / (top - bottom))
         if not value < SMALL_SPREAD:

@@ -49,6 +49,8 @@ class Figures:
       passing: the value from which on a component is passed (`passing_values`).
       known: the weights that made the advantages are known, and so the shares.
       settings: those that they are of; several where several runs had their own.
+      low, high: the least and the largest value of each component, shape (K,).
+      verdicts: whether each component was always 0 or 1, shape (K,).
     """
 
     passing: Mapping[str, float] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Figures:
     settings: list[Setting] = field(default_factory=list)
     low: Tensor | float = torch.inf
     high: Tensor | float = -torch.inf
+    verdicts: Tensor | bool = True
     _parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -118,6 +121,8 @@ class Figures:
             self._parts[name].append(sums.index_add_(0, groups.codes, values.to(torch.float64)))
         self.low = torch.minimum(raw.nan_to_num(torch.inf).amin(0), torch.as_tensor(self.low))
         self.high = torch.maximum(raw.nan_to_num(-torch.inf).amax(0), torch.as_tensor(self.high))
+        verdict = raw.isnan() | (raw == 0) | (raw == 1)
+        self.verdicts = verdict.all(0) & torch.as_tensor(self.verdicts)
 
     @cached_property
     def by_group(self) -> dict[str, Array]:
