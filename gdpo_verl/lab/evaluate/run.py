@@ -17,6 +17,7 @@ from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
 from gdpo_verl.lab.rundir.layout import DONE, LAUNCH, VALIDATION
 from gdpo_verl.lab.tasks.examples import Example
+from gdpo_verl.lab.tasks.rows import chat_text
 
 NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
@@ -68,17 +69,16 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     model = find_model(request.model)
     recipe, config_dir = _configuration(request, model)
     overrides = [*_overrides(request, model), *request.overrides]
-    config, _ = launch.composed(recipe, out, overrides, config_dir)
+    config, complete = launch.composed(recipe, out, overrides, config_dir)
     _check_sampling(config)
     _check_workers(config, model)
     questions = answers.questions_of(config)
     asked = _count(questions, config)
     rollout = config.actor_rollout_ref.rollout
     launch.answer(
-        recipe,
+        config,
+        launch.command(recipe, out, complete, config_dir),
         out,
-        overrides,
-        config_dir=config_dir,
         label=request.model,
         about={_BEGUN: model.name, "recipe": request.recipe},
         questions=f"{asked or 'all'} × {rollout.val_kwargs.n} questions",
@@ -201,11 +201,7 @@ def _check_workers(config: DictConfig, model: Model) -> None:
 def _prompts_of_training(model: Model) -> set[str]:
     """The prompts that a run was trained on, each as one text; none where they are not known."""
     rows = answers.questions_of(answers.config_of(model.run), "data.train_files")
-    return {_prompt(each) for each in rows}
-
-
-def _prompt(question: Example) -> str:
-    return "\n".join(str(message["content"]) for message in question.messages)
+    return {chat_text(each.messages) for each in rows}
 
 
 def _seen(
@@ -215,7 +211,7 @@ def _seen(
     seen = [
         question.place
         for question in questions
-        if question.key in asked and _prompt(question) in trained_on
+        if question.key in asked and chat_text(question.messages) in trained_on
     ]
     if seen:
         yield f"CAUTION: {len(seen)} questions are in the training data: {_some(seen)}"

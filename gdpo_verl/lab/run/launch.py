@@ -123,11 +123,10 @@ def train(
 
 
 def answer(
-    recipe: str,
+    config: DictConfig,
+    driver: Sequence[str],
     run: Path,
-    overrides: Sequence[str] = (),
     *,
-    config_dir: Path | None = None,
     label: str,
     about: Mapping[str, Any],
     questions: str,
@@ -135,23 +134,20 @@ def answer(
     """Have verl answer the questions of data.val_files: a training of zero steps.
 
     Args:
-      recipe: its name; with `config_dir`, the name of a configuration there.
+      config: as `composed` has it, with `trainer.val_only`.
+      driver: its `command`.
       run: the directory for config.yaml, train.log and validation/STEP.jsonl.
-      overrides: Hydra's; `trainer.val_only` has to be among them.
-      config_dir: where the recipe is; default: among ours.
       label: the name on the line of progress.
       about: for launch.json, beside the version.
       questions: how many, in words, for the line of progress.
 
     Raises:
-      RecipeError, RunDirectoryError, LaunchError, ValueError: as for `train`.
+      RunDirectoryError, LaunchError, ValueError: as for `train`.
     """
     run = run.resolve()
-    config, overrides = composed(recipe, run, overrides, config_dir)
     if not joins_cluster(config):
         check_model(config)
         preflight.check_machine(config)
-    driver = command(recipe, run, overrides, config_dir)
     run.mkdir(parents=True, exist_ok=True)
     with claim.locked(run) as lock:
         (run / layout.LAUNCH).write_text(

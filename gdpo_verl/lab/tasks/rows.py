@@ -67,26 +67,25 @@ class PromptLength:
             raise ValueError(f"--model: the tokenizer of {model!r} has no chat template")
 
     def check(self, messages: Messages) -> None:
-        """Raise `BadRow` for a prompt that is longer, or not one that the template takes."""
-        tokens = len(chat_tokens(self.tokenizer, messages))
+        """Raise `BadRow` for a prompt that is longer, or not one that the template takes.
+
+        It is encoded as verl does.
+        """
+        try:
+            tokens = len(
+                self.tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+            )
+        except TemplateError as error:
+            raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
         if tokens > self.most:
             raise BadRow("prompt_too_long", f"the prompt has {tokens} tokens, {self.most} fit")
 
 
-def chat_tokens(tokenizer: Any, messages: Messages) -> list[int]:
-    """Encode a chat as verl does; raises `BadRow` where the tokenizer's template refuses it."""
-    try:
-        tokens = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except TemplateError as error:
-        raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
-    return list(tokens)
-
-
 def chat_text(messages: Messages) -> str:
     """Join the messages of a chat."""
-    return "\n".join(message["content"] for message in messages)
+    return "\n".join(str(message["content"]) for message in messages)
 
 
 def text_of(values: Mapping[str, Any], *path: str) -> str:
