@@ -107,9 +107,12 @@ def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VER
 
 
 def compose(
-    recipe: str, overrides: Sequence[str] = (), directory: Path | None = None
+    recipe: str, overrides: Sequence[str] = (), directory: Path | None = None, **options: Any
 ) -> DictConfig:
     """The whole configuration of a recipe, in `directory` or among ours, as verl composes it.
+
+    Args:
+      options: of Hydra's `compose`.
 
     Raises:
       RecipeError: no such recipe, or a key or value that does not compose.
@@ -128,7 +131,7 @@ def compose(
     try:
         places = search_path(recipe, directory, verls=configs)
         with hydra.initialize_config_dir(str(recipes.resolve()), version_base=None):
-            return hydra.compose(recipe, [*overrides, places])
+            return hydra.compose(recipe, [*overrides, places], **options)
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError(f"recipe {recipe}: {error}") from error
 
@@ -144,14 +147,9 @@ def listed(value: Any) -> list[str]:
 
 
 def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | None = None) -> str:
-    """The hardware recipe that is taken: the last ``hardware=…``, else the recipe's own."""
-    for override in reversed(overrides):
-        key, equals, value = override.partition("=")
-        if equals and key.lstrip("+") == "hardware":
-            return value
-    written: Any = OmegaConf.load(require_recipe(recipe, directory))
-    defaults = [each for each in written.get("defaults") or [] if not isinstance(each, str)]
-    return str(next((entry["/hardware"] for entry in defaults if "/hardware" in entry), ""))
+    """The hardware recipe that Hydra takes; "" where there is none."""
+    whole = compose(recipe, overrides, directory, return_hydra_config=True)
+    return str(whole.hydra.runtime.choices.get("hardware", ""))
 
 
 def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[Any, Any]]:
