@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -19,11 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.lab.run.composition import named
-from gdpo_verl.lab.rundir.dumps import numbered_rows, step_files
+from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, truth_text, words_of
 from gdpo_verl.plugin.reward_function import declared_reward
-from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.rewards.parse_error import ParseError
 
 PARSE_ERROR = "parse_error"
@@ -103,7 +103,7 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
             )
         # A session may have several outputs: the first begins with the question, and what the
         # session is worth stands beside each.
-        session = _session(line)
+        session = session_of(line)
         if session in sessions:
             continue
         if session is not None:
@@ -118,7 +118,7 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
         answers[key].append(_values(line, highest))
         code = line.get(PARSE_ERROR)
         if isinstance(code, int) and code:
-            errors[_name_of(code)] += 1
+            errors[ParseError(code).name if code in set(ParseError) else str(code)] += 1
     if not answers:
         raise ValueError(f"{dump}: expected a line for each answer, found none")
     return Evaluation(dump, config, questions, sources, answers, highest or {}, errors)
@@ -154,30 +154,17 @@ def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Exampl
     return questions
 
 
-def _session(line: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The session that a line's output belongs to; None where the trainer names none."""
-    try:
-        key = RowKey.parse(str(line.get("uid")))
-    except ValueError:
-        return None
-    return key.uid, key.session
-
-
 def _values(
     line: Mapping[str, Any], highest: Mapping[str, float | None] | None
 ) -> dict[str, float | None]:
     """The measures of a line: the components that are declared, else every number; the score."""
     if highest is None:
-        names = [name for name, value in line.items() if _is_measure(name, value)]
+        kinds = (int, float, list, NoneType)
+        measures = [name for name, value in line.items() if isinstance(value, kinds)]
+        names = [name for name in measures if name not in (*RESERVED, PARSE_ERROR)]
     else:
         names = [name for name in highest if name in line]
     return {name: _number(line[name]) for name in [*names, "score"]}
-
-
-def _is_measure(name: str, value: Any) -> bool:
-    if name in (*RESERVED, PARSE_ERROR):
-        return False
-    return value is None or isinstance(value, (int, float, list))
 
 
 def _number(value: Any) -> float | None:
@@ -200,7 +187,3 @@ def _highest(config: DictConfig) -> dict[str, float | None] | None:
         return None
     keys = OmegaConf.select(config, "algorithm.gdpo_reward_keys", default=None)
     return declared or (dict.fromkeys(keys) if keys else None)
-
-
-def _name_of(code: int) -> str:
-    return ParseError(code).name if code in set(ParseError) else str(code)

@@ -39,13 +39,13 @@ from gdpo_verl.lab.rundir.dumps import (
     is_number,
     is_padding,
     numbered_rows,
+    session_of,
     step_files,
     step_of,
 )
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import read_run
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.plugin.row_key import RowKey
 
 # Rows that are looked at to know the columns: a component may be unscored in the first of them.
 _PEEK = 1024
@@ -229,8 +229,16 @@ class Source:
         found = None
         # A run of verl's own command has what Hydra kept of it.
         for config in (self.run / ".hydra/config.yaml", self.run / layout.CONFIG):
-            if config.is_file():
-                found = _algorithm_of(config)
+            if not config.is_file():
+                continue
+            try:
+                node = OmegaConf.select(OmegaConf.load(config), "algorithm")
+                found = None if node is None else plain(node)
+            except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+                raise ValueError(
+                    f"{config}: expected the run's configuration with `algorithm`, found: {error}. "
+                    "Mend it, or give a copy of the folder of dumps alone"
+                ) from error
         return found
 
     def batches(self) -> Iterator[Batch]:
@@ -278,7 +286,8 @@ class Source:
                 )
             batch = int(step), row.get(MINI_BATCH) or 0
             # Of several outputs of a session the last one, which comes last, stands for all.
-            found.setdefault(batch, {})[_session_of(row, line)] = self._answer(row, path, line)
+            # One that verl has not named is its own.
+            found.setdefault(batch, {})[session_of(row) or line] = self._answer(row, path, line)
         return found, 0
 
     def _answer(self, row: Row, path: Path, line: int) -> Answer:
@@ -339,17 +348,6 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
     return dict(files)
 
 
-def _algorithm_of(config: Path) -> dict[str, Any] | None:
-    try:
-        node = OmegaConf.select(OmegaConf.load(config), "algorithm")
-        return None if node is None else plain(node)
-    except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
-        raise ValueError(
-            f"{config}: expected the run's configuration with `algorithm`, found: {error}. "
-            "Mend it, or give a copy of the folder of dumps alone"
-        ) from error
-
-
 def _missing(folder: Path, steps: Sequence[int]) -> Iterator[str]:
     # A run may dump every tenth step alone.
     strides = {after - before for before, after in itertools.pairwise(steps)}
@@ -370,15 +368,6 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             holds[key] = holds.get(key, False) or is_number(value) or value is True
     numbers = [key for key, is_there in holds.items() if is_there]
     return [key for key in numbers if key not in _NO_REWARD and not key.endswith(ADVANTAGE)]
-
-
-def _session_of(row: Row, line: int) -> Any:
-    """The session of a row; the line where verl has named none."""
-    try:
-        name = RowKey.parse(str(row.get("uid", "")))
-    except ValueError:
-        return line
-    return name.uid, name.session
 
 
 def _odd_groups(batch: Batch) -> Iterator[str]:

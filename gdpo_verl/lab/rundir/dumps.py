@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gdpo_verl.plugin.row_key import uid_of
+from gdpo_verl.plugin.row_key import RowKey, uid_of
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
@@ -144,6 +144,15 @@ def group_of(row: Mapping[str, Any]) -> tuple[str, str]:
     if "uid" in row:
         return "uid", uid_of(str(row["uid"]))
     return "prompt", str(row.get("input", ""))
+
+
+def session_of(row: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The session that a row's output belongs to; None where the trainer names none."""
+    try:
+        key = RowKey.parse(str(row.get("uid")))
+    except ValueError:
+        return None
+    return key.uid, key.session
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:
