@@ -32,7 +32,7 @@ from torch import Tensor
 from trainings import made_once
 
 from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
-from gdpo_verl.lab.replay import Request, replay
+from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 from gdpo_verl.rewards.derived import rank, relative_length
@@ -316,7 +316,7 @@ def test_replay_finds_the_settings_of_the_logged_advantages(
     weights = [] if name == "plain" else WEIGHTS
     given = ", ".join(f"{key}: {weight}" for key, weight in zip(KEYS, weights, strict=False))
     override = f"algorithm.gdpo_reward_weights={{{given}}}"
-    found = replay(Request([results / name], [override] if weights else []))
+    found = replay([results / name], [override] if weights else [])
     assert found.recorded.setting.estimator == setting
     assert found.reproduces is not None
     assert found.reproduces <= tolerance

@@ -23,7 +23,7 @@ from trainings import SMALL_STEPS, Training, inputs, overrides_of
 from waiting import HANGS, wait_for
 
 from gdpo_verl import __version__
-from gdpo_verl.lab.replay import Request, replay
+from gdpo_verl.lab.replay import replay
 
 CODE = "reward.custom_reward_function.path"
 SUBMIT = Path(__file__).parents[2] / "scripts" / "submit.sh"
@@ -277,7 +277,7 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
         # What both workers' updates were given.
         assert metrics["critic/advantages/max"] == pytest.approx(max(dumped), abs=1e-5)
         assert metrics["critic/advantages/min"] == pytest.approx(min(dumped), abs=1e-5)
-    assert replay(Request([run])).reproduces <= 1e-6
+    assert replay([run]).reproduces <= 1e-6
 
 
 @pytest.mark.real

@@ -15,7 +15,7 @@ from trainings import STOCK
 
 from gdpo_verl.advantage import VARIANTS, decompose
 from gdpo_verl.diagnostics import groups_that_vary
-from gdpo_verl.lab.replay import Request, replay
+from gdpo_verl.lab.replay import replay
 
 pytestmark = pytest.mark.real
 
@@ -80,7 +80,7 @@ def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does
         # vLLM samples from the weights that the trainer has: verl scores its tokens with them.
         assert data["training/rollout_probs_diff_max"] < 1e-3
     # Its own settings, with the tokens and the padding of its dumps, make its advantages again.
-    replayed = replay(Request([run.directory]))
+    replayed = replay([run.directory])
     assert replayed.reproduces is not None
     assert replayed.reproduces <= 1e-6
     assert (replayed.rows, replayed.recorded.setting.name) == (3 * 18, "gdpo")

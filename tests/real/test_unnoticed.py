@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import HANGS
 
-from gdpo_verl.lab.replay import Request, replay
+from gdpo_verl.lab.replay import replay
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 TESTS = Path(__file__).parents[1]
@@ -130,8 +130,8 @@ def test_a_stock_dump_is_replayed_with_its_reward(sides, directory, tmp_path):
     dump.write_text(sides["none"]["file rollouts/1.jsonl"])
     # verl's own trainer dumps no components.
     with pytest.raises(ValueError, match=r"1\.jsonl, line 1: a dump without components"):
-        replay(Request([dump.parent]))
-    found = replay(Request([dump.parent], function=str(directory / "reward.py")))
+        replay([dump.parent])
+    found = replay([dump.parent], function=str(directory / "reward.py"))
     assert found.recorded.keys == ("length", "parity")
     assert (found.rows, found.recorded.setting.name, found.asked.setting.name) == (
         8,

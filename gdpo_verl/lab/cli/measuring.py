@@ -172,20 +172,20 @@ def _check_reward(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    from gdpo_verl.lab.replay import Request, output, replay
+    from gdpo_verl.lab.replay import output, replay
 
     # Settings may stand among the places, as they do for a training.
     words = [*options.where, *options.overrides]
     settings = [word for word in words if _SETTING.match(word) and not Path(word).exists()]
-    request = Request(
-        where=[Path(word) for word in words if word not in settings],
-        overrides=settings,
+    result = replay(
+        [Path(word) for word in words if word not in settings],
+        settings,
         group=options.group,
         components=options.components.split(",") if options.components else (),
         function=options.function,
         tokenizer=options.tokenizer,
+        rows_file=options.rows,
     )
-    result = replay(request, options.rows)
     print(output.to_text(result))
     _write_json(options.json, output.to_json(result))
     if options.out:

@@ -40,26 +40,6 @@ _NO_SIGN = 1e-9
 _TEXTS = ("prompt", "output")
 
 
-@dataclass(frozen=True)
-class Request:
-    """A question to stored answers.
-
-    Attributes:
-      where: runs, folders of dumps, files of rows.
-      overrides: settings of `algorithm`, as a training takes them.
-      group, components: columns of rows of anybody's; empty where they are not named.
-      function: FILE:NAME of a reward that scores the answers anew.
-      tokenizer: counts tokens where the rows hold no counts.
-    """
-
-    where: Sequence[Path]
-    overrides: Sequence[str] = ()
-    group: str = ""
-    components: Sequence[str] = ()
-    function: str | None = None
-    tokenizer: str | None = None
-
-
 @dataclass
 class Replay:
     """The figures of all answers under the recorded and the asked settings.
@@ -85,38 +65,52 @@ class Replay:
     verdict: Verdict = field(default_factory=Verdict)
 
 
-def replay(request: Request, rows_file: Path | None = None) -> Replay:
+def replay(
+    where: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    group: str = "",
+    components: Sequence[str] = (),
+    function: str | None = None,
+    tokenizer: str | None = None,
+    rows_file: Path | None = None,
+) -> Replay:
     """Compute what the settings make of stored answers.
 
     Args:
+      where: runs, folders of dumps, files of rows.
+      overrides: settings of `algorithm`, as a training takes them.
+      group, components: columns of rows of anybody's; empty where they are not named.
+      function: FILE:NAME of a reward that scores the answers anew.
+      tokenizer: counts tokens where the rows hold no counts.
       rows_file: gets a line of JSON for each answer.
 
     Raises:
       ValueError: a source, a row or a setting is wrong; names file and line, or the key.
     """
-    if not request.where:
+    if not where:
         raise ValueError("WHERE: expected a run, a folder of dumps or a file of rows, found none")
-    overrides = parse_overrides(request.overrides)
-    result = Replay([str(path) for path in request.where])
+    settings = parse_overrides(overrides)
+    result = Replay([str(path) for path in where])
     with contextlib.ExitStack() as stack:
         scorer = None
-        if request.function:
-            scorer = StoredAnswerScorer(request.function)
+        if function:
+            scorer = StoredAnswerScorer(function)
             stack.callback(scorer.close)
-        counter = token_counter(request.tokenizer) if request.tokenizer else None
+        counter = token_counter(tokenizer) if tokenizer else None
         out = None
         if rows_file:
             out = stack.enter_context(rows_file.open("w", encoding="utf-8", errors="replace"))
-        for path in request.where:
+        for path in where:
             source = Source(
                 path,
-                group=request.group,
-                named=request.components,
-                keys=overrides.get("gdpo_reward_keys") or (),
+                group=group,
+                named=components,
+                keys=settings.get("gdpo_reward_keys") or (),
                 scorer=scorer,
                 counter=counter,
             )
-            _replay_source(source, overrides, result, out)
+            _replay_source(source, settings, result, out)
     singletons = result.asked.groups - result.asked.several
     if singletons:
         result.notes.append(f"{singletons} groups have one answer, which gets 0")
