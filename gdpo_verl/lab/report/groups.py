@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,7 +80,7 @@ def prompt_digest(prompt: str) -> bytes:
 
 def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
     """A row's components, None where it is not scored."""
-    return tuple(_number(row, key) for key in components)
+    return tuple(float(row[key]) if is_number(row.get(key)) else None for key in components)
 
 
 def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> list[bool]:
@@ -89,11 +89,9 @@ def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> lis
     >>> ties_split_elsewhere([0.5, 0.5, 1.0], [0.2, 0.9, 0.9])
     [True, True, False]
     """
-    seconds = defaultdict(set)
     pairs = list(zip(levels(first), levels(second), strict=True))
-    for same, other in pairs:
-        seconds[same].add(other)
-    return [len(seconds[same]) > 1 for same, _ in pairs]
+    seconds = Counter(same for same, _ in set(pairs))
+    return [seconds[same] > 1 for same, _ in pairs]
 
 
 class _Group:
@@ -104,6 +102,7 @@ class _Group:
       keys: the names of the rewards.
       vectors: the rewards of each.
       values: of each reward those that it gave.
+      pairs: the advantages of each, by GDPO and by GRPO; None where one was not dumped.
       compared: each rollout has both advantages.
       collapsed: the rollouts that GRPO takes for equal to others, and GDPO does not.
       collapsed_by_gdpo: GDPO takes some for equal that GRPO does not.
@@ -116,8 +115,8 @@ class _Group:
         self.vectors = [reward_vector(row, keys) for row in members]
         columns = zip(*self.vectors, strict=True)
         self.values = [{value for value in each if value is not None} for each in columns]
-        pairs = [reward_vector(row, ADVANTAGES) for row in members]
-        known = [(gdpo, grpo) for gdpo, grpo in pairs if gdpo is not None and grpo is not None]
+        self.pairs = [reward_vector(row, ADVANTAGES) for row in members]
+        known = [pair for pair in self.pairs if None not in pair]
         self.compared = bool(keys) and len(known) == len(members)
         self.gdpo: Sequence[float] = ()
         self.grpo: Sequence[float] = ()
@@ -229,7 +228,7 @@ def _shown_group(group: _Group) -> dict[str, Any]:
     scored = [k for k, values in enumerate(group.values) if values]
     constant = [k for k in scored if len(group.values[k]) == 1 and len(members) > 1]
     # Held-out rows, which have no advantage, stay in the order of the dump.
-    order = sorted(range(len(members)), key=lambda i: -(_number(members[i], ADVANTAGES[0]) or 0))
+    order = sorted(range(len(members)), key=lambda i: -(group.pairs[i][0] or 0))
     return {
         "title": short_prompt(group.prompt),
         "prompt": shorten(group.prompt, TEXT_CHARACTERS),
@@ -243,15 +242,11 @@ def _shown_group(group: _Group) -> dict[str, Any]:
             {
                 "text": shorten(members[i].get("output"), TEXT_CHARACTERS),
                 "scores": tuple(group.vectors[i][k] for k in scored),
-                "gdpo": _number(members[i], "gdpo_advantage"),
-                "grpo": _number(members[i], "grpo_advantage"),
-                "variant": _number(members[i], column),
+                "gdpo": group.pairs[i][0],
+                "grpo": group.pairs[i][1],
+                "variant": reward_vector(members[i], [column])[0],
                 "collapsed": i in group.collapsed,
             }
             for i in evenly_spaced(order, GROUP_ROWS)
         ],
     }
-
-
-def _number(row: Mapping[str, Any], key: str) -> float | None:
-    return float(row[key]) if is_number(row.get(key)) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -143,10 +144,7 @@ def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
         axes.barh(places, [each.get(phase, 0.0) for phase in phases], thick, color=color)
     axes.set_yticks(range(len(phases)), phases, parse_math=False)
     axes.invert_yaxis()  # the longest phase is the first, and belongs on top
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    if not phases:
-        axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center")
+    _lay_grid(axes, "x", empty=not phases)
 
 
 def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = True) -> None:
@@ -158,9 +156,13 @@ def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = 
     if last:
         axes.set_xlabel("training step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    axes.grid(axis="y")
+    _lay_grid(axes, "y", empty=not axes.lines)
+
+
+def _lay_grid(axes: Axes, across: Literal["x", "y"], *, empty: bool) -> None:
+    axes.grid(axis=across)
     axes.set_axisbelow(True)
-    if not axes.lines:
+    if empty:
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center")
 
 

@@ -61,12 +61,10 @@ def find_collapse(dumps: Sequence[RunDumps]) -> Collapse:
     if not shown:
         return Collapse(*counts)
     # max takes the first of several.
-    run, n, step = max(shown, key=lambda entry: _rollouts_in_ties(entry[2].example))
+    run, n, step = max(
+        shown, key=lambda entry: sum(each.count for each in entry[2].example if each.collapsed)
+    )
     return Collapse(*counts, step.example, run.name, n, tuple(run.components))
-
-
-def _rollouts_in_ties(patterns: Sequence[RewardPattern]) -> int:
-    return sum(each.count for each in patterns if each.collapsed)
 
 
 def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:

@@ -136,10 +136,7 @@ def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
         ("advantage estimator", tuple(run.estimator for run in runs)),
         ("training steps", tuple(map(_steps, runs))),
         ("validated at steps, first → last", tuple(map(_validated, runs))),
-        *(
-            (each.label, tuple(_arrow(each.of.get(run.path), each.form) for run in runs))
-            for each in found
-        ),
+        *((each.label, tuple(_cell(each, [run]) for run in runs)) for each in found),
         ("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
     ]
     return [row for row in rows if set(row[1]) != {NOTHING}]
@@ -166,8 +163,7 @@ def recipe_table(
         names.append(" − ".join(names))
     rows: list[Row] = [("runs", tuple(counts))]
     for each in found:
-        known = [[each.of[r.path] for r in recipe.runs if r.path in each.of] for recipe in recipes]
-        cells = [_spread_of_ends(ends, each.form) for ends in known]
+        cells = [_cell(each, recipe.runs) for recipe in recipes]
         if any(cell != NOTHING for cell in cells):
             if pairs:
                 # Not over the pairs that are left, whose seeds would be a choice.
@@ -256,14 +252,12 @@ def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
     return [(run, second[seed]) for seed, run in first.items()]
 
 
-def _arrow(ends: Ends | None, form: str) -> str:
-    return " → ".join(f"{value:{form}}" for value in ends or () if value is not None) or NOTHING
-
-
-def _spread_of_ends(ends: Sequence[Ends], form: str) -> str:
-    columns = zip(*ends, strict=True)
-    cells = [_spread([v for v in column if v is not None], form) for column in columns]
-    return " → ".join(filter(None, cells)) or NOTHING
+def _cell(quantity: Quantity, runs: Sequence[Run]) -> str:
+    """Both ends of a quantity over the runs that have it."""
+    known = [quantity.of[run.path] for run in runs if run.path in quantity.of]
+    columns = zip(*known, strict=True)
+    ends = [_spread([v for v in column if v is not None], quantity.form) for column in columns]
+    return " → ".join(filter(None, ends)) or NOTHING
 
 
 def _spread(values: Sequence[float], form: str) -> str:
