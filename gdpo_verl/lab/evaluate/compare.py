@@ -103,7 +103,9 @@ def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
     values = [[result.question_values(each) for each in side] for side in sides]
     for measure in values[0][0]:
         of_sides = [[each.get(measure, {}) for each in side] for side in values]
-        scored = _scored_by_all(of_sides)
+        # None of a measure that one of them lacks, such as pass@k of fewer than k answers.
+        everyone = [each for side in of_sides for each in side]
+        scored = [each for each in everyone[0] if all(each in other for other in everyone)]
         if not scored:
             continue
         each_evaluation[measure] = {
@@ -127,15 +129,6 @@ def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
                 "difference": result.estimate_row(difference, sources, parts, paired=True),
             }
     return {"rows": rows, "each_evaluation": each_evaluation}
-
-
-def _scored_by_all(of_sides: Sequence[Sequence[Mapping[str, float]]]) -> list[str]:
-    """The questions that have a value in every evaluation.
-
-    None of a measure that one of them lacks, such as pass@k of fewer than k answers.
-    """
-    everyone = [each for side in of_sides for each in side]
-    return [question for question in everyone[0] if all(question in each for each in everyone)]
 
 
 def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:

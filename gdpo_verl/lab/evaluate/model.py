@@ -52,7 +52,9 @@ def find_model(given: str) -> Model:
     path = path.resolve()
     # From the inside out: a model, a checkpoint or its actor, then a run or its checkpoints.
     if (path / "config.json").is_file():
-        return _hugging_face(given, path)
+        if not _has_weights(path):
+            raise ValueError(f"model: {given!r} has a config.json and no weights ({_WEIGHTS})")
+        return Model(given, path)
     for folder in (path, path.parent):
         if _STEP.fullmatch(folder.name):
             return _checkpoint(given, folder)
@@ -69,12 +71,6 @@ def find_model(given: str) -> Model:
 
 def _has_weights(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
-
-
-def _hugging_face(given: str, folder: Path) -> Model:
-    if not _has_weights(folder):
-        raise ValueError(f"model: {given!r} has a config.json and no weights ({_WEIGHTS})")
-    return Model(given, folder)
 
 
 def _last(given: str, folder: Path) -> Model:

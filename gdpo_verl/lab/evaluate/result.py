@@ -24,10 +24,11 @@ WeightedSources = tuple[float, Sequence[str]]
 
 # As the leaderboard of version 3 forms them, and those of version 4 that it shares.
 _SIMPLE = ("simple_python", "simple_java", "simple_javascript")
+_CALLS = ("simple", ("multiple",), ("parallel",), ("parallel_multiple",))
 _LIVE_CALLS = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
 BFCL: Averages = {
     "simple": [(name,) for name in _SIMPLE],
-    "non_live": ["simple", ("multiple",), ("parallel",), ("parallel_multiple",), ("irrelevance",)],
+    "non_live": [*_CALLS, ("irrelevance",)],
     "live": [(*_LIVE_CALLS, "live_irrelevance", "live_relevance")],
     "multi_turn": [
         ("multi_turn_base",),
@@ -36,7 +37,7 @@ BFCL: Averages = {
         ("multi_turn_long_context",),
     ],
     "average": ["non_live", "live", "multi_turn"],
-    "v4_non_live": ["simple", ("multiple",), ("parallel",), ("parallel_multiple",)],
+    "v4_non_live": _CALLS,
     "v4_live": [_LIVE_CALLS],
 }
 

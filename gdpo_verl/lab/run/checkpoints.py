@@ -92,12 +92,6 @@ def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
     return step, said
 
 
-def saved_world_size(directory: Path) -> int | None:
-    """The number of workers that wrote the newest whole checkpoint; None without FSDP's."""
-    step, _ = last_complete(directory)
-    return world_size(directory / f"global_step_{step}")
-
-
 def world_size(checkpoint: Path) -> int | None:
     """The number of workers that wrote a checkpoint; None without FSDP's."""
     shards = _shards(checkpoint / "actor")

@@ -99,8 +99,11 @@ def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
     for key, (was, now) in changed_science(before, config).items():
         yield f"{key}: {was!r}, not {now!r}"
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    workers = None
     saved = checkpoints.directory_of(run)
-    workers = checkpoints.saved_world_size(saved) if saved else None
+    if saved:
+        step, _ = checkpoints.last_complete(saved)
+        workers = checkpoints.world_size(saved / f"global_step_{step}")
     if workers not in (None, devices):
         yield (
             f"trainer.nnodes × trainer.n_gpus_per_node: {workers}, not {devices}; verl loads a "

@@ -169,19 +169,19 @@ def read_run(path: Path) -> Run:
             f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait "
             "for the first step."
         )
-    other_notes = list(notes)
+    missing: list[str] = []
     run = Run(
         path=path,
         name=path.resolve().name,
         metrics=metrics,
-        rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", other_notes),
-        validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", other_notes),
-        config=_read_config(path / CONFIG, other_notes),
-        launch=_read_launch(path / LAUNCH, other_notes),
+        rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", missing),
+        validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", missing),
+        config=_read_config(path / CONFIG, missing),
+        launch=_read_launch(path / LAUNCH, missing),
         notes=(),
     )
     if not from_trl:
-        return replace(run, notes=(*other_notes, *_gaps(run)))
+        return replace(run, notes=(*notes, *missing, *_gaps(run)))
     completions = dict(step_files(path / "completions"))
     what = "" if completions else "no completions, "
     notes.append(f"Of TRL's run, {from_trl} is read: {what}no settings.")
