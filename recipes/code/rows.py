@@ -47,7 +47,7 @@ def convert(record: Record) -> Row:
         [{"role": "user", "content": _question(values, tests.name)}],
         truth,
         ability="code",
-        extra_info={"file": record.file, "row": record.row},
+        extra_info=record.place,
     )
 
 

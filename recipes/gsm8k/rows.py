@@ -61,7 +61,7 @@ def convert(record: Record, before: Sequence[dict[str, str]] = ()) -> Row:
         [*(before or turns()), {"role": "user", "content": question.strip()}],
         answer.rpartition(HASHES)[2].strip(),
         ability="math",
-        extra_info={"file": record.file, "row": record.row},
+        extra_info=record.place,
     )
 
 

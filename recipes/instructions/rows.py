@@ -136,7 +136,7 @@ def convert(record: Record) -> Row:
         messages,
         ground_truth(messages[-1]["content"], {name: options}),
         ability="instructions",
-        extra_info={"file": record.file, "row": record.row},
+        extra_info=record.place,
     )
 
 

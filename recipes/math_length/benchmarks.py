@@ -50,7 +50,7 @@ def convert(name: str, record: Record) -> Row:
         [{"role": "user", "content": f"{question}\n\n{REQUEST}"}],
         parse_ground_truth(_answer(values)),
         ability="math",
-        extra_info={"file": record.file, "row": record.row},
+        extra_info=record.place,
     )
 
 

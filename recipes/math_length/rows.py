@@ -39,7 +39,7 @@ def convert(record: Record) -> Row:
         answer,
         ability="math",
         # So that the reward takes no copy of its formulas for an answer.
-        extra_info={"file": record.file, "row": record.row, "question": problem},
+        extra_info={**record.place, "question": problem},
     )
 
 

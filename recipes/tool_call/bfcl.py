@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,22 +67,27 @@ def tool_block(function: Mapping[str, Any]) -> str:
     return prompt.tool_block(function["name"], function["description"], parameters)
 
 
+def chat(question: Mapping[str, Any], frame: prompt.PromptFrame) -> list[dict[str, str]]:
+    """The prompt of a question's first turn."""
+    blocks = [tool_block(function) for function in question["function"]]
+    history = [prompt.turn(each["role"], each["content"]) for each in question["question"][0]]
+    return prompt.messages(blocks, history, frame)
+
+
 def questions(seed: int = 0) -> Iterator[Record]:
     """Read every question with its category and accepted answers, split nine to one by ``seed``."""
-    data = package() / "data"
+    utils = load_module("utils")
     for category in CATEGORIES:
-        name = f"BFCL_v4_{category}.json"
-        asked = (data / name).read_text(encoding="utf-8").splitlines()
-        answers = (data / "possible_answer" / name).read_text(encoding="utf-8").splitlines()
-        accepted = {answer["id"]: answer["ground_truth"] for answer in map(json.loads, answers)}
-        for question in map(json.loads, asked):
+        asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
+        accepted = utils.load_ground_truth_entry(category)
+        for question, answer in zip(asked, accepted, strict=True):
             # By its text, so that the same text never stands in both splits.
             text = "\n".join(turn["content"] for turn in question["question"][0])
             digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
             share = int.from_bytes(digest[:8], "big") / 2**64
             split = "validation" if share < VALIDATION_SHARE else "train"
-            values = {"category": category, "accepted": accepted[question["id"]], **question}
-            yield Record(name, question["id"], split, values)
+            values = {"category": category, "accepted": answer["ground_truth"], **question}
+            yield Record(f"BFCL_v4_{category}.json", question["id"], split, values)
 
 
 def convert(record: Record) -> Row:
@@ -102,11 +106,10 @@ def convert(record: Record) -> Row:
     )
     if not verdict["valid"]:  # a few, and nothing could be rewarded
         raise BadRow("checker", "; ".join(map(str, verdict["error"])))
-    history = [prompt.turn(turn["role"], turn["content"]) for turn in values["question"][0]]
     names = " and ".join(dict.fromkeys(name for name, _ in calls))
     return make_row(
         DATA_SOURCE,
-        prompt.messages([tool_block(function) for function in values["function"]], history),
+        chat(values, prompt.PromptFrame()),
         prompt.reference_answer(f"use {names}", calls),
         ability="tool_call",
         extra_info={"id": values["id"], "category": category},

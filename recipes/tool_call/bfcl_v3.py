@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from gdpo_verl.recipes.tool_call.bfcl import REPOSITORY, tool_block
+from gdpo_verl.recipes.tool_call.bfcl import REPOSITORY, chat
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.rows import PromptLength, Row, check_messages, make_row, write_dataset
@@ -86,14 +86,12 @@ def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
         accepted = [each["ground_truth"] for each in utils.load_ground_truth_entry(category)]
     several = category in MULTI_TURN
     for index, (entry, asked, answers) in enumerate(zip(entries, shown, accepted, strict=True)):
-        blocks = [tool_block(function) for function in asked["function"]]
-        history = [prompt.turn(each["role"], each["content"]) for each in asked["question"][0]]
         truth = {"category": category, "functions": entry["function"], "accepted": answers}
         if several:
             truth = {"category": category, "entry": entry, "accepted": answers}
         row = make_row(
             category,
-            prompt.messages(blocks, history, frame),
+            chat(asked, frame),
             json.dumps(truth),
             ability="tool_call",
             extra_info={"index": index, "split": "test", "id": entry["id"]},

@@ -135,8 +135,7 @@ def sift(
             sifted.others[str(other)] += 1
         except ValueError as error:
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
-            reason = {"kind": kind, "reason": str(error)}
-            sifted.rejected.append({"file": record.file, "row": record.row, **reason})
+            sifted.rejected.append({**record.place, "kind": kind, "reason": str(error)})
             sifted.by_split.setdefault(record.split, [])  # without one good row it is refused
         else:
             sifted.by_split.setdefault(record.split, []).append(row)

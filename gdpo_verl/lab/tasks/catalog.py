@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gdpo_verl import recipes
+
+_NOTED = 5  # rejected rows that are described
 
 
 @dataclass(frozen=True)
@@ -112,15 +113,15 @@ def prepare_command_of(path: str | Path) -> str | None:
     return command
 
 
-def provenance_notes(provenance: Mapping[str, Any], *, most: int = 5) -> list[str]:
+def provenance_notes(provenance: Mapping[str, Any]) -> list[str]:
     """Describe the rejected rows, the first of them with file and row."""
     rows = provenance.get("rejected")
     if not rows:
         return []
-    kinds = Counter(row["kind"] for row in rows)
-    detail = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    kinds = provenance["counts"]["rejected"]
+    detail = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     lines = [f"{len(rows)} rows rejected ({detail}):"]
-    lines += [f"  {row['file']} row {row['row']}: {row['reason']}" for row in rows[:most]]
-    if len(rows) > most:
-        lines.append(f"  and {len(rows) - most} more, which provenance.json lists")
+    lines += [f"  {row['file']} row {row['row']}: {row['reason']}" for row in rows[:_NOTED]]
+    if len(rows) > _NOTED:
+        lines.append(f"  and {len(rows) - _NOTED} more, which provenance.json lists")
     return lines

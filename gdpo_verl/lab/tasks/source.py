@@ -44,6 +44,11 @@ class Record:
     split: str | None  # 'train', 'validation', 'test', or None where no name says so
     values: dict[str, Any]  # its columns
 
+    @property
+    def place(self) -> dict[str, int | str]:
+        """File and row, for a row's ``extra_info`` and the provenance."""
+        return {"file": self.file, "row": self.row}
+
 
 @dataclass(frozen=True)
 class RecordSource:
