@@ -23,7 +23,7 @@ from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, MOST, TOOLS, UNITS
 
 from gdpo_verl.lab.tasks import generated
 from gdpo_verl.lab.tasks.examples import Call, Example
-from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN
+from gdpo_verl.rewards.tool_text import CLOSE, OPEN
 
 DATA_SOURCE = "tool-turns"
 # Where the chat template has a place for them, the tools' schemas stand in the prompt, too.
@@ -46,7 +46,7 @@ def told(call: Call) -> str:
 def written(call: Call) -> str:
     """Write a call as an assistant's turn."""
     text = json.dumps({"name": call[0], "arguments": call[1]})
-    return f"{CALL_OPEN}\n{text}\n{CALL_CLOSE}"
+    return f"{OPEN}\n{text}\n{CLOSE}"
 
 
 def draw_example(rng: random.Random) -> Example:

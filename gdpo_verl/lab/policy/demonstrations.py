@@ -13,11 +13,12 @@ from typing import TypeVar
 
 from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.examples import Call, Example
-from gdpo_verl.lab.tasks.prompt import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from gdpo_verl.recipes.tool_turns.rows import told, written
 from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, UNITS
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN
 from gdpo_verl.rewards.thought import END_THINK, THINK
+from gdpo_verl.rewards.tool_text import CLOSE as CALL_CLOSE
+from gdpo_verl.rewards.tool_text import OPEN as CALL_OPEN
 
 Flaw = TypeVar("Flaw")
 Flaws = Mapping[Callable[[Call, Example, random.Random], Call], int]
@@ -60,11 +61,17 @@ CALL_FLAWS: Flaws = {_wrong_number: 5, _wrong_tool: 2, _missing_argument: 1, _sw
 # For questions with any tools, of any arguments; one that does not apply leaves the call as it is.
 BFCL_FLAWS: Flaws = {_wrong_value: 6, _missing_argument: 2, _wrong_tool: 2}
 
+
+def _without_tags(text: str) -> str:
+    """The thought without its tags."""
+    return text.replace(f"{THINK} ", "").replace(f" {END_THINK}", "")
+
+
 # The first two leave the call readable; the others cost both rewards.
 FORMAT_FLAWS = {
-    lambda text: text.replace(f"{THINK_OPEN} ", "").replace(f" {THINK_CLOSE}", ""): 3,
+    _without_tags: 3,
     lambda text: f"{text}\nDone.": 3,
-    lambda text: text.replace(f" {THINK_CLOSE}", ""): 2,
+    lambda text: text.replace(f" {END_THINK}", ""): 2,
     lambda text: text.replace(f"\n{CALL_CLOSE}", ""): 1,
     lambda text: text.replace(f"{CALL_OPEN}\n", ""): 1,
 }
@@ -86,7 +93,7 @@ def demonstrate(
         if rng.random() < flawed_call:
             call = _one_of(flaws, rng)(call, example, rng)
         calls.append(call)
-    thought = example.ground_truth.partition(THINK_OPEN)[2].partition(THINK_CLOSE)[0].strip()
+    thought = example.ground_truth.partition(THINK)[2].partition(END_THINK)[0].strip()
     text = prompt.reference_answer(thought, calls)
     return _one_of(FORMAT_FLAWS, rng)(text) if rng.random() < flawed_format else text
 
@@ -97,7 +104,7 @@ def _one_of(frequencies: Mapping[Flaw, int], rng: random.Random) -> Flaw:
 
 # The first two leave the answer readable; the others cost all rewards.
 SUM_FORMAT_FLAWS = {
-    lambda text: text.replace(f"{THINK} ", "").replace(f" {END_THINK}", ""): 3,
+    _without_tags: 3,
     lambda text: text.replace(f"{END_THINK}\n", f"{END_THINK} "): 3,
     lambda text: text.replace(OPEN, "").replace(CLOSE, ""): 2,
     lambda text: text.replace(CLOSE, ""): 2,

@@ -30,8 +30,10 @@ from gdpo_verl.recipes.toolbox import rows as toolbox
 from gdpo_verl.rewards import gsm8k as sums
 from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
+from gdpo_verl.rewards.tool_text import CLOSE as CALL_CLOSE
+from gdpo_verl.rewards.tool_text import OPEN as CALL_OPEN
 
-_TAGS = (prompt.THINK_OPEN, prompt.THINK_CLOSE, prompt.CALL_OPEN, prompt.CALL_CLOSE)
+_TAGS = (THINK, END_THINK, CALL_OPEN, CALL_CLOSE)
 _AROUND_SUM = reasoning_gym.QUESTION.partition("{}")[::2]
 _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
 # Fixed parts of an answer's JSON: an answer costs half as many tokens.
@@ -112,12 +114,12 @@ def _grade(
 
 
 def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
-    tags = f"{prompt.CALL_OPEN}[^<]*{prompt.CALL_CLOSE}|{sums.OPEN}[^<]*{sums.CLOSE}"
+    tags = f"{CALL_OPEN}[^<]*{CALL_CLOSE}|{sums.OPEN}[^<]*{sums.CLOSE}"
     return re.fullmatch(tags, turn) is not None, ground_truth in turn
 
 
 # Of each tool the fixed text of a call. Names are one token wherever they stand, and so copied.
-_CALLS = [f'{prompt.CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS]
+_CALLS = [f'{CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS]
 _ARGUMENTS = ('expression": "', 'amount": ', 'source": "', 'target": "', 'item": "', 'city": "')
 _UNITS = [unit[:-1] for pair in turn_tools.UNITS for unit in pair]
 _TURN_PIECES = (
@@ -125,7 +127,7 @@ _TURN_PIECES = (
     *_ARGUMENTS,
     '", "',
     ', "',
-    f'"}}}}\n{prompt.CALL_CLOSE}',
+    f'"}}}}\n{CALL_CLOSE}',
     "assistant",
     *turn_tools.ITEMS,
     *turn_tools.CITIES,

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+from gdpo_verl.rewards.thought import END_THINK, THINK
+from gdpo_verl.rewards.tool_text import CLOSE as CALL_CLOSE
+from gdpo_verl.rewards.tool_text import OPEN as CALL_OPEN
 
 HEADER = """\
 You are an assistant that solves the user's task by calling tools.
@@ -89,4 +90,4 @@ def reference_answer(thought: str, calls: Sequence[tuple[str, Mapping[str, Any]]
     """Write the ground truth: a thought, then a line for each (name, parameters) of ``calls``."""
     objects = [{"name": name, "parameters": parameters} for name, parameters in calls]
     lines = "\n".join(json.dumps(each, ensure_ascii=False) for each in objects)
-    return f"{THINK_OPEN} {thought} {THINK_CLOSE}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"
+    return f"{THINK} {thought} {END_THINK}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"
