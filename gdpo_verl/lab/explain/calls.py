@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gdpo_verl.lab.explain.charts import Table
 from gdpo_verl.rewards.tool_call import compute_score
 from gdpo_verl.rewards.tool_text import read
 
@@ -62,7 +63,7 @@ def execute(answer: str) -> str:
         return f"refused: {str(error).removeprefix('future_value() ')}"
 
 
-def table() -> tuple[list[str], list[list[str]]]:
+def table() -> Table:
     """Head and rows: each answer's rewards, and what its call does."""
     rows = [
         [str(i), *[f"{value:.4g}" for value in scores], execute(answer)]

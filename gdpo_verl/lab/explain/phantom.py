@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gdpo_verl.lab.explain.charts import Table
 from gdpo_verl.lab.explain.compare import decompose_group
 from gdpo_verl.lab.explain.toy import (
     GDPO,
@@ -78,7 +79,7 @@ def trainings(hard: int, size: int, weight: float) -> dict[Method, Training]:
     return {method: run(method) for method in methods}
 
 
-def table(found: Mapping[Method, Training]) -> tuple[list[str], list[list[str]]]:
+def table(found: Mapping[Method, Training]) -> Table:
     """Head and rows: correctness with each method at both ends, mean over seeds ± its error."""
     rows = [
         [method.name, *[str(over_seeds(each.each(0)[epoch])) for epoch in (0, -1)]]

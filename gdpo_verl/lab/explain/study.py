@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gdpo_verl.lab.explain.charts import number
+from gdpo_verl.lab.explain.charts import Table, number
 from gdpo_verl.lab.explain.toy import (
     GDPO,
     GRPO,
@@ -74,7 +74,7 @@ def study_all(
     return [study(*task, seeds=seeds, learning_rate=learning_rate) for task in tasks]
 
 
-def case_table(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
+def case_table(cases: Sequence[Case]) -> Table:
     """Head and rows: each case and method at both checkpoints, mean over seeds ± its error."""
     head = ["rewards", "method"]
     head += [f"{what}, epoch {epoch}" for epoch in CHECKPOINTS for what in ("mean", "slowest")]
@@ -87,7 +87,7 @@ def case_table(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def verdict_table(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
+def verdict_table(cases: Sequence[Case]) -> Table:
     """Head and rows: who is ahead on the slowest skill's mean over all epochs."""
     rows = []
     for case in cases:

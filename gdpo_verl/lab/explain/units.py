@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gdpo_verl.lab.explain.charts import number
+from gdpo_verl.lab.explain.charts import Table, number
 from gdpo_verl.lab.explain.toy import GRPO, Figure, Method, Skills, Training, over_seeds, train
 
 UNITS = (0.1, 0.333, 1.0, 3.0, 10.0, 30.0)
@@ -32,7 +32,7 @@ def averages(unit: float, method: Method) -> tuple[Figure, Figure]:
     return first, other
 
 
-def table(units: Sequence[float], methods: Sequence[Method]) -> tuple[list[str], list[list[str]]]:
+def table(units: Sequence[float], methods: Sequence[Method]) -> Table:
     """Head and rows: both skills' averages at each unit, mean over seeds ± its error."""
     head = ["unit of the first", "method", "first skill, all epochs", "other skill, all epochs"]
     rows = [
