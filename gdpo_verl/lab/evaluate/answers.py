@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.lab.run.composition import named
 from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
-from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
+from gdpo_verl.lab.rundir.layout import VALIDATION
+from gdpo_verl.lab.rundir.run import config_of
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, truth_text, words_of
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
@@ -122,14 +123,6 @@ def read(path: Path, *, by_text: bool = False) -> Evaluation:
     if not answers:
         raise ValueError(f"{dump}: expected a line for each answer, found none")
     return Evaluation(dump, config, questions, sources, answers, highest or {}, errors)
-
-
-def config_of(run: Path | None) -> DictConfig:
-    """The configuration in a run's directory; empty where it was not kept."""
-    file = run and run / CONFIG
-    loaded = OmegaConf.load(file) if file and file.is_file() else OmegaConf.create({})
-    assert isinstance(loaded, DictConfig)
-    return loaded
 
 
 def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Example]:

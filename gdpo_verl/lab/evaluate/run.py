@@ -16,6 +16,7 @@ from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
 from gdpo_verl.lab.rundir.layout import DONE, LAUNCH, VALIDATION
+from gdpo_verl.lab.rundir.run import config_of
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import chat_text
 
@@ -157,7 +158,7 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
     if model.checkpoint is not None:
         # Into the shape of the model that the training began with.
         path = "actor_rollout_ref.model.path"
-        began_with = OmegaConf.select(answers.config_of(model.run), path)
+        began_with = OmegaConf.select(config_of(model.run), path)
         if began_with is not None:
             yield f"{path}={quoted(began_with)}"
         yield "trainer.resume_mode=resume_path"
@@ -200,7 +201,7 @@ def _check_workers(config: DictConfig, model: Model) -> None:
 
 def _prompts_of_training(model: Model) -> set[str]:
     """The prompts that a run was trained on, each as one text; none where they are not known."""
-    rows = answers.questions_of(answers.config_of(model.run), "data.train_files")
+    rows = answers.questions_of(config_of(model.run), "data.train_files")
     return {chat_text(each.messages) for each in rows}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.files import write_text
-from gdpo_verl.lab.rundir import layout
+from gdpo_verl.lab.rundir.run import config_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(\w+)_world_size_(\d+)_rank_(\d+)\.pt")
@@ -33,10 +33,9 @@ def directory_of(run: Path) -> Path | None:
 
     None when there was none, or `trainer.resume_mode` is not auto.
     """
-    if not (run / layout.CONFIG).exists():
-        return None
-    trainer = OmegaConf.load(run / layout.CONFIG).trainer
-    return Path(trainer.default_local_dir) if trainer.get("resume_mode") == "auto" else None
+    config = config_of(run)
+    resumes = OmegaConf.select(config, "trainer.resume_mode") == "auto"
+    return Path(config.trainer.default_local_dir) if resumes else None
 
 
 def last_complete(directory: Path) -> tuple[int, dict[int, str]]:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from gdpo_verl import __version__
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
 from gdpo_verl.lab.rundir import layout
+from gdpo_verl.lab.rundir.run import config_of
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
@@ -65,9 +66,9 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     """Return whether the run has completed all its configured steps."""
     if not (run / layout.DONE).exists():
         return False
-    if not (run / layout.CONFIG).exists():
+    before = config_of(run).get("trainer")
+    if before is None:
         return True
-    before = OmegaConf.load(run / layout.CONFIG).trainer
     now = config.trainer
     did = before.total_training_steps
     steps = now.total_training_steps
@@ -91,11 +92,9 @@ def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
 
 
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
-    file = run / layout.CONFIG
-    if not file.exists():
+    before = config_of(run)
+    if not before:
         return
-    before = OmegaConf.load(file)
-    assert isinstance(before, DictConfig)
     for key, (was, now) in changed_science(before, config).items():
         yield f"{key}: {was!r}, not {now!r}"
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node

@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
+from gdpo_verl.config.components import ADVANTAGE
 from gdpo_verl.plugin.row_key import RowKey, uid_of
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
-_ADVANTAGE = "_advantage"
 SUFFIXES = (".jsonl", ".parquet")
 _STEP = re.compile(r"(?:completions_)?(\d+)")
 _LARGEST = sys.float_info.max
@@ -135,8 +135,8 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
     """
     # A component may be named alike; the plug-in writes it before these two.
     behind = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]
-    column = next((key for key in behind if key.endswith(_ADVANTAGE)), "")
-    return column.removesuffix(_ADVANTAGE), column
+    column = next((key for key in behind if key.endswith(ADVANTAGE)), "")
+    return column.removesuffix(ADVANTAGE), column
 
 
 def group_of(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -199,6 +199,14 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
     return found
 
 
+def config_of(run: Path | None) -> DictConfig:
+    """The configuration in a run's directory; empty where it was not kept."""
+    file = run and run / CONFIG
+    loaded = OmegaConf.load(file) if file and file.is_file() else OmegaConf.create({})
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
 def _read_config(path: Path, notes: list[str]) -> DictConfig:
     with contextlib.suppress(OSError, yaml.YAMLError, OmegaConfBaseException):
         if isinstance(config := OmegaConf.load(path), DictConfig):
