@@ -47,7 +47,14 @@ NAMES = {
     "gdpo-relative": "GDPO, brevity too",
     "grpo-relative": "GRPO, brevity too",
 }
-KINDS = ("length", "case", "punctuation", "keywords", "start_end", "format")
+KINDS = (
+    "rewards/length/mean",
+    "rewards/case/mean",
+    "rewards/punctuation/mean",
+    "rewards/keywords/mean",
+    "rewards/start_end/mean",
+    "rewards/format/mean",
+)
 # The study of a rare reward: its arms are named ESTIMATOR-RATE.
 ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
 RATES = ("3", "1", "0.3")
@@ -63,10 +70,8 @@ def series(run: Run, metric: str) -> list[float]:
 
 def unit(run: Run) -> float:
     """The unit in which the arm's reward counts correctness."""
-    arm = run[0]["arm"]
-    # Static weights and the variants of question 3 were tried at unit 10 alone.
-    last = "10" if arm.startswith("weight") or arm.endswith("-units") else arm.rpartition("-")[2]
-    return UNITS.get(f"times_{last}", 1.0)
+    # Static weights and the variants of question 3, which name none, were tried at unit 10 alone.
+    return UNITS.get(f"times_{run[0]['arm'].rpartition('-')[2]}", 10.0)
 
 
 def mean(metric: str) -> Callable[[Run], float]:
@@ -74,24 +79,24 @@ def mean(metric: str) -> Callable[[Run], float]:
     return lambda run: fmean(series(run, metric))
 
 
-def at_the_end(*components: str) -> Callable[[Run], float]:
-    """The mean of components over a run's last five steps, each over the steps that score it."""
+def at_the_end(*metrics: str) -> Callable[[Run], float]:
+    """The mean of metrics over a run's last five steps, each over the steps that have it."""
 
     def value(run: Run) -> float:
-        found = [series(run[-5:], f"rewards/{each}/mean") for each in components]
+        found = [series(run[-5:], metric) for metric in metrics]
         return fmean(fmean(each) for each in found if each)
 
     return value
 
 
-def held_out(component: str, at: int) -> Callable[[Run], float]:
-    """A component on the held-out prompts: at 0 before training, at -1 after it."""
+def first_value(metric: str) -> Callable[[Run], float]:
+    """The first of a run's values; of the held-out prompts, before training."""
+    return lambda run: series(run, metric)[0]
 
-    def value(run: Run) -> float:
-        task = "toolbox" if "val-aux/toolbox/format/mean@1" in run[0] else "reasoning-gym"
-        return series(run, f"val-aux/{task}/{component}/mean@1")[at]
 
-    return value
+def last_value(metric: str) -> Callable[[Run], float]:
+    """The last of a run's values; of the held-out prompts, after training."""
+    return lambda run: series(run, metric)[-1]
 
 
 def per_unit(value: Callable[[Run], float]) -> Callable[[Run], float]:
@@ -110,33 +115,28 @@ def correctness_part(run: Run) -> float:
     return parts["correctness"] / sum(parts.values())
 
 
-def first_step(metric: str, least: float) -> Callable[[Run], float]:
-    """The first step at which a metric is at least that; infinite where there is none."""
-    return lambda run: min((step["step"] for step in run if step[metric] >= least), default=inf)
-
-
 FORMAT = mean("rewards/format/mean")
 CORRECTNESS = per_unit(mean("rewards/correctness/mean"))
 ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
     "q1": {
         "format": FORMAT,
         "correctness": CORRECTNESS,
-        "held-out format, end": held_out("format", -1),
-        "held-out correctness, end": per_unit(held_out("correctness", -1)),
+        "held-out format, end": last_value("val-aux/toolbox/format/mean@1"),
+        "held-out correctness, end": per_unit(last_value("val-aux/toolbox/correctness/mean@1")),
         "correctness's part": correctness_part,
         "groups of constant format": mean("gdpo/format/constant_groups"),
     },
     "q2": {
-        "held-out correctness, end": held_out("correctness", -1),
-        "before training": held_out("correctness", 0),
-        "tokens, last step": lambda run: series(run, "response_length/mean")[-1],
+        "held-out correctness, end": last_value("val-aux/reasoning-gym/correctness/mean@1"),
+        "before training": first_value("val-aux/reasoning-gym/correctness/mean@1"),
+        "tokens, last step": last_value("response_length/mean"),
         "phantom groups": mean("gdpo/phantom_groups"),
     },
     "q3-units": {"format at unit 10": FORMAT, "correctness at unit 10": CORRECTNESS},
     "q3-length": {
-        "correctness of the sums": held_out("correctness", -1),
-        "before training": held_out("correctness", 0),
-        "their length reward": held_out("length", -1),
+        "correctness of the sums": last_value("val-aux/reasoning-gym/correctness/mean@1"),
+        "before training": first_value("val-aux/reasoning-gym/correctness/mean@1"),
+        "their length reward": last_value("val-aux/reasoning-gym/length/mean@1"),
     },
     "pretrained": {
         "format": FORMAT,
@@ -145,17 +145,16 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
         "correctness's part": correctness_part,
     },
     "quiet": {
-        "relevance": at_the_end("relevance"),
-        "times the topic is named": at_the_end("named"),
-        "own words": at_the_end("own_words"),
+        "relevance": at_the_end("rewards/relevance/mean"),
+        "times the topic is named": at_the_end("rewards/named/mean"),
+        "own words": at_the_end("rewards/own_words/mean"),
         "constraints": at_the_end(*KINDS),
     },
     "relative": {
-        "correctness": at_the_end("correctness"),
-        "within the limit": at_the_end("length"),
-        "tokens": lambda run: fmean(series(run[-5:], "response_length/mean")),
+        "correctness": at_the_end("rewards/correctness/mean"),
+        "within the limit": at_the_end("rewards/length/mean"),
+        "tokens": at_the_end("response_length/mean"),
     },
-    "rare": {"step": first_step("rewards/format/mean", 0.5)},
 }
 EXPLAINING = ("correctness's part", "groups of constant format")  # not compared between arms
 PAIRS = {
@@ -189,16 +188,11 @@ PAIRS = {
         ("gdpo-relative", "gdpo-threshold"),
         ("gdpo-relative", "grpo-relative"),
     ],
-    "rare": [
-        (f"{a}-{rate}", f"{b}-{rate}")
-        for rate in RATES
-        for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo"))
-    ],
 }
 
 
-def read(name: str, folder: Path = EVIDENCE) -> list[dict[str, Any]]:
-    """The kept steps of an experiment; an archived run is one line with a list for each metric."""
+def read(name: str, folder: Path = EVIDENCE) -> Runs:
+    """The kept runs of an experiment; an archived run is one line with a list for each metric."""
     lines: list[dict[str, Any]] = []
     archive, kept = folder / f"{name}.jsonl.gz", folder / f"{name}.jsonl"
     if archive.exists():
@@ -209,11 +203,6 @@ def read(name: str, folder: Path = EVIDENCE) -> list[dict[str, Any]]:
                 lines.append({"arm": run["arm"], "seed": run["seed"], "step": step, **found})
     if kept.exists():
         lines += map(json.loads, kept.read_text(encoding="utf-8").splitlines())
-    return lines
-
-
-def by_arm(lines: Sequence[Mapping[str, Any]]) -> Runs:
-    """Group the kept steps."""
     runs: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for line in lines:
         runs.setdefault(line["arm"], {}).setdefault(line["seed"], []).append(line)
@@ -237,22 +226,21 @@ def around(first: Mapping[int, float], second: Mapping[int, float], digits: int 
     if len(differences) < 2:
         return "–"
     middle, half = fmean(differences), half_interval(differences)
-    low, mid, high = (f"{v:+.{digits}f}" for v in (middle - half, middle, middle + half))
-    return minus_signs(f"{mid} [{low}, {high}]")
+    low, high = middle - half, middle + half
+    return minus_signs(f"{middle:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
 
 
 def minus_signs(text: str) -> str:
     return text.replace("-", "−")
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Collection[float]) -> str:
     """Mean, lowest and highest."""
     return minus_signs(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
 
 
-def tables(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
+def tables(name: str, runs: Runs) -> str:
     """The arms of an experiment, and their paired differences."""
-    runs = by_arm(lines)
     if name == "results":  # gdpo-verl report makes its tables
         return f"{len(runs)} arms: {', '.join(runs)}"
     if name == "q3":
@@ -261,11 +249,11 @@ def tables(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         return f"{starts(runs)}\n\n{starts_compared(runs)}"
     if not runs:
         return "No run yet."
-    found = measure(name, {arm: runs[arm] for arm in NAMES if arm in runs})
+    runs = {arm: runs[arm] for arm in NAMES if arm in runs}
+    found = measure(name, runs)
     rows = [
-        [NAMES[arm], str(len(runs[arm])), *(spread([*v[arm].values()]) for v in found.values())]
-        for arm in NAMES
-        if arm in runs
+        [NAMES[arm], str(len(seeds)), *(spread(values[arm].values()) for values in found.values())]
+        for arm, seeds in runs.items()
     ]
     compared = {name: v for name, v in found.items() if name not in EXPLAINING}
     # Also of an experiment that goes on, by `experiment.py --table`: what is not there is left out.
@@ -287,22 +275,29 @@ def variants(runs: Runs) -> str:
         for values in measure(f"q3-{place}", part).values():
             for arm, seeds in values.items():
                 variant = arm.removesuffix(f"-{place}")
-                rows.setdefault(variant, []).append(spread([*seeds.values()]))
+                rows.setdefault(variant, []).append(spread(seeds.values()))
     head = ["", *ENDPOINTS["q3-units"], *ENDPOINTS["q3-length"]]
     return markdown_table(head, [[f"`{variant}`", *cells] for variant, cells in rows.items()])
+
+
+def first_steps(runs: Runs, arm: str) -> dict[int, float]:
+    """By seed the first step at which half of the rollouts have the form, infinite without one."""
+    return {
+        seed: min((step["step"] for step in run if step["rewards/format/mean"] >= 0.5), default=inf)
+        for seed, run in runs.get(arm, {}).items()
+    }
 
 
 def starts(runs: Runs) -> str:
     """The table of the rare reward: how many of a cell's seeds start, and at which step."""
     before = json.loads((EVIDENCE / "rare_before.json").read_text(encoding="utf-8"))
     answers = before["answers"]
-    (steps,) = measure("rare", runs).values()
     rows = []
     for rate in RATES:
         counts = before["right"][rate]
         prompts = ([1.0] * right + [0.0] * (answers - right) for right in counts)
         varying = PROMPTS_A_STEP * fmean(varies(prompt, GROUP) for prompt in prompts)
-        cells = [start(steps.get(f"{estimator}-{rate}", {}).values()) for estimator in ESTIMATORS]
+        cells = [start(first_steps(runs, f"{name}-{rate}").values()) for name in ESTIMATORS]
         rows.append([f"{100 * fmean(counts) / answers:.1f} %", f"{varying:.1f}", *cells])
     return markdown_table(["form before", "groups", *ESTIMATORS.values()], rows)
 
@@ -321,19 +316,18 @@ def start(steps: Collection[float]) -> str:
 
 def starts_compared(runs: Runs) -> str:
     """Pairs of estimators: Fisher's exact test on who starts, and by how many steps sooner."""
-    (steps,) = measure("rare", runs).values()
     rows = []
-    for a, b in PAIRS["rare"]:
-        first, second = steps.get(a, {}), steps.get(b, {})
-        # Of a study that goes on the seeds that both arms have run.
-        seeds = first.keys() & second.keys()
-        first = {seed: first[seed] for seed in seeds if first[seed] < inf}
-        second = {seed: second[seed] for seed in seeds if second[seed] < inf}
-        names = (ESTIMATORS[arm.partition("-")[0]] for arm in (a, b))
-        cell = f"{a.partition('-')[2]} %: {' − '.join(names)}"
-        counts = f"{len(first)} and {len(second)} of {len(seeds)}"
-        p = f"{fisher(len(first), len(second), len(seeds)):.3f}"
-        rows.append([cell, counts, p, around(first, second, digits=1)])
+    for rate in RATES:
+        for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
+            first, second = (first_steps(runs, f"{name}-{rate}") for name in (a, b))
+            # Of a study that goes on the seeds that both arms have run.
+            seeds = first.keys() & second.keys()
+            first = {seed: first[seed] for seed in seeds if first[seed] < inf}
+            second = {seed: second[seed] for seed in seeds if second[seed] < inf}
+            cell = f"{rate} %: {ESTIMATORS[a]} − {ESTIMATORS[b]}"
+            counts = f"{len(first)} and {len(second)} of {len(seeds)}"
+            p = f"{fisher(len(first), len(second), len(seeds)):.3f}"
+            rows.append([cell, counts, p, around(first, second, digits=1)])
     head = ["", "start", "Fisher's p", "steps, of the seeds that start under both"]
     return markdown_table(head, rows)
 
@@ -356,7 +350,8 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
     """Format and correctness by the unit, and the static weights at unit 10."""
     found = measure("q1", runs)
     colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
-    places = [UNITS[f"times_{u}"] for u in SIGNS]
+    places = [*UNITS.values()]
+    marker = {"color": INK, "fillstyle": "none", "markersize": 4}
     for axis, name in zip(axes, ("format", "correctness"), strict=True):
         for family, color in colors.items():
             points = [list(found[name][f"{family}-{u}"].values()) for u in SIGNS]
@@ -366,15 +361,13 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
         # To the right of unit 10, which they were trained at, as there the points would overlap.
         for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=True):
             y = fmean(found[name][arm].values())
-            axis.plot(x, y, "D", color=INK, markersize=4, fillstyle="none")
-            at = (0, 6)
-            axis.annotate(f"{weight:g}", (x, y), at, textcoords="offset points", ha="center")
+            axis.plot(x, y, "D", **marker)
+            axis.annotate(f"{weight:g}", (x, y), (0, 6), textcoords="offset points", ha="center")
         axis.set(xscale="log", xlabel="unit of correctness", title=f"{name}, mean of all steps")
         axis.set_xticks(places, SIGNS.values())
         axis.set_xlim(0.27, 36)
         axis.minorticks_off()
     # Without data: for the legend, which is made of lines.
-    marker = {"color": INK, "fillstyle": "none", "markersize": 4}
     axes[0].plot([], [], "D", label="GRPO, static weight", **marker)
 
 
@@ -397,33 +390,40 @@ def draw_length(axes: Sequence[Any], runs: Runs) -> None:
         axis.set(xlabel="step", title=title)
 
 
+DRAWINGS = {"q1": draw_units, "q2": draw_length}
+
+
 def draw(name: str, runs: Runs, path: Path) -> None:
     """Two panels as SVG, the same for the same runs."""
-    # Ids are drawn at random without a salt, and a date is written unless it is None (below).
-    fixed = {"svg.fonttype": "none", "svg.hashsalt": name}
+    fixed = {
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,  # ids are drawn at random without one
+    }
     with matplotlib.rc_context(STYLE | fixed):
         figure = Figure(figsize=(9.2, 3.9), layout="constrained")
         axes = figure.subplots(1, 2)
-        (draw_units if name == "q1" else draw_length)(axes, runs)
-        for axis in axes:
-            axis.grid(axis="y")
-            axis.title.set(fontsize=11, fontweight="bold")
+        DRAWINGS[name](axes, runs)
         labels = axes[0].get_legend_handles_labels()
-        figure.legend(*labels, loc="outside lower center", ncols=5, frameon=False)
-        figure.savefig(path, facecolor="white", metadata={"Date": None})
+        figure.legend(*labels, loc="outside lower center", ncols=5)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main(docs: Path = ROOT / "docs") -> None:
     folder = docs / "evidence"
     for name in ("q1", "q2", "q3", "pretrained", "quiet", "relative"):
-        lines = read(name, folder)
-        text = tables(name, lines)
+        runs = read(name, folder)
+        text = tables(name, runs)
         if name == "q1":  # its arms are in the picture
             text = text.partition("\n\n")[2]
         replace_block(folder / f"{name}.md", name, text)
-        if name in ("q1", "q2"):
-            draw(name, by_arm(lines), folder / f"{name}.svg")
-    rare = by_arm(read("rare", folder))
+        if name in DRAWINGS:
+            draw(name, runs, folder / f"{name}.svg")
+    rare = read("rare", folder)
     replace_block(docs / "evidence.md", "rare", starts(rare))
     replace_block(folder / "rare.md", "rare", starts_compared(rare))
 

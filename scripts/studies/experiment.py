@@ -42,11 +42,11 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
             [sys.executable, "-m", "gdpo_verl.lab.cli", *words], check=True, env=environment
         )
 
-    done = {(line["arm"], line["seed"]) for line in read(name)}
+    done = read(name)
     for seed in experiment["seeds"]:
         for task, settings in experiment["tasks"].items():
             for arm, (recipe, *more) in settings["arms"].items():
-                if (arm, seed) in done or time.time() > until:
+                if seed in done.get(arm, ()) or time.time() > until:
                     continue
                 work = ROOT / "runs" / name / task
                 run = work.parent / f"{arm}-{seed}"
