@@ -10,7 +10,7 @@ prompts. docs/evidence/rare_before.json counts the answers to each prompt that h
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,34 +20,14 @@ from page import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl.lab.files import write_text
-from gdpo_verl.lab.policy import evaluate, train
-from gdpo_verl.lab.policy.model import make_model, train_tokenizer
-from gdpo_verl.lab.policy.pretrained import save
+from gdpo_verl.lab.policy import evaluate, make_policy
 from gdpo_verl.lab.policy.tasks import TASKS, Settings
 
-TASK = TASKS["toolbox"]
+TASK = replace(TASKS["toolbox"], format_band=(0, 1), exact_band=(0, 1))
 RATES = {"3": 0.03, "1": 0.01, "0.3": 0.003}
 SEED = 0
-EVALUATED = 2048  # answers, at temperature 1
 PROMPTS = 128
 ANSWERS = 32  # to each of them
-
-
-def make(folder: Path, rate: float) -> None:
-    tokenizer = train_tokenizer(TASK, SEED, vocabulary=Settings.vocabulary)
-    examples = list(islice(TASK.held_out(SEED), Settings.evaluated))
-    settings = Settings(flawed_format=1 - rate)
-    torch.manual_seed(SEED)
-    model = make_model(tokenizer)
-    train(TASK, model, tokenizer, settings, seed=SEED)
-    times = EVALUATED // len(examples)
-    found = [
-        evaluate(TASK, model, tokenizer, examples, settings, sample=True) for _ in range(times)
-    ]
-    shares = {key: sum(each[key] for each in found) / times for key in found[0]}
-    record = {"task": "toolbox", "seed": SEED, "settings": asdict(settings), "sampled": shares}
-    save(folder, model, tokenizer, record)
-    print(f"{folder.name}: {shares}", flush=True)
 
 
 def right_forms(folder: Path) -> list[int]:
@@ -64,12 +44,15 @@ def right_forms(folder: Path) -> list[int]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # sums over threads decide the last bits of the weights
+    torch.set_num_threads(Settings.threads)
+    TASKS["toolbox, rare form"] = TASK
     counts = {}
     for name, rate in RATES.items():
         folder = ROOT / "runs/rare" / f"policy-{name}"
         if not folder.exists():
-            make(folder, rate)
+            settings = Settings(flawed_format=1 - rate, evaluated=2048)
+            record = make_policy(folder, task="toolbox, rare form", seed=SEED, settings=settings)
+            print(f"{folder.name}: {record['sampled']}", flush=True)
         counts[name] = right_forms(folder)
     before = {"answers": ANSWERS, "right": counts}
     write_text(EVIDENCE / "rare_before.json", json.dumps(before) + "\n")

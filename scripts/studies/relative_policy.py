@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import islice
 
-import torch
 from page import ROOT
 
-from gdpo_verl.lab.policy import evaluate, train
-from gdpo_verl.lab.policy.model import make_model, train_tokenizer
-from gdpo_verl.lab.policy.pretrained import save
+from gdpo_verl.lab.policy import make_policy
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
-SEED = 0
 LIMIT = 32  # tokens, more than any answer has
 BOX = "\\boxed{"
 
@@ -54,19 +49,17 @@ def grade(answer: str, ground_truth: str) -> tuple[bool, bool]:
 
 
 def main() -> None:
-    task = replace(TASKS["reasoning-gym"], demonstrate=demonstrate, grade=grade)
-    task = replace(task, phrases=(*task.phrases, BOX))
-    settings = replace(task.settings, steps=1600, flawed_format=0.05, flawed_content=0.1)
-    folder = ROOT / "runs/relative/policy"
-    torch.set_num_threads(settings.threads)
-    torch.manual_seed(SEED)
-    tokenizer = train_tokenizer(task, SEED, vocabulary=settings.vocabulary)
-    model = make_model(tokenizer)
-    train(task, model, tokenizer, settings, seed=SEED)
-    examples = list(islice(task.held_out(SEED), settings.evaluated))
-    shares = evaluate(task, model, tokenizer, examples, settings, sample=True)
-    save(folder, model, tokenizer, {"task": "boxed sums", "seed": SEED, "sampled": shares})
-    print(shares)
+    sums = TASKS["reasoning-gym"]
+    TASKS["boxed sums"] = replace(
+        sums,
+        phrases=(*sums.phrases, BOX),
+        demonstrate=demonstrate,
+        grade=grade,
+        settings=replace(sums.settings, steps=1600, flawed_format=0.05, flawed_content=0.1),
+        format_band=(0, 1),
+        exact_band=(0, 1),
+    )
+    print(make_policy(ROOT / "runs/relative/policy", task="boxed sums")["sampled"])
 
 
 if __name__ == "__main__":

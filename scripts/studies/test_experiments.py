@@ -15,7 +15,6 @@ import experiment_rewards
 import matplotlib
 import page
 import pytest
-import rare_policies
 import relative_policy
 import torch
 import variants_study
@@ -80,14 +79,13 @@ def test_an_arm_composes_to_what_the_page_says(name, arm, estimator, expected):
 # --- the rewards ----------------------------------------------------------------------------------
 
 
-def test_the_policies_that_a_study_makes_are_shown_what_its_plan_says():
+def test_the_policy_that_a_study_makes_is_shown_what_its_plan_says():
     rng = random.Random(0)
     example = next(relative_policy.TASKS["reasoning-gym"].held_out(0))
     answers = {relative_policy.demonstrate(example, rng, 0.0, 0.0) for _ in range(20)}
     assert len(answers) == 2, "one step of thought, or all of them"
     for answer in answers:
         assert relative_policy.grade(answer, example.ground_truth) == (True, True)
-    assert rare_policies.TASK is relative_policy.TASKS["toolbox"]
 
 
 def test_the_topic_is_named_by_its_words_alone():
