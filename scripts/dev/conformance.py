@@ -77,56 +77,53 @@ def spread(sums: list[Any], shares: list[Any]) -> tuple[Any, Any]:
     return mean, square / (n - 1) if n > 1 else Decimal(0)
 
 
+def group_of(vector: dict[str, Any], row: int) -> list[int]:
+    """The rows of a row's group."""
+    groups = vector["groups"]
+    return [other for other, group in enumerate(groups) if group == groups[row]]
+
+
 def brevity(vector: dict[str, Any], row: int, outcome: int, at_least: float) -> Any:
     """(longest - own) / (longest - shortest) of the group's rows that pass; else None."""
-    passing = [
-        tokens
-        for tokens, rewards, group in zip(
-            vector["token_counts"], vector["rewards"], vector["groups"], strict=True
-        )
-        if group == vector["groups"][row] and rewards[outcome] >= at_least
-    ]
-    if len(passing) < 2 or vector["rewards"][row][outcome] < at_least:
+    rewards = vector["rewards"]
+    passing = [i for i in group_of(vector, row) if rewards[i][outcome] >= at_least]
+    if row not in passing or len(passing) < 2:
         return None
-    longest = Decimal(max(passing))
-    return (longest - vector["token_counts"][row]) / (longest - min(passing))
+    tokens = [vector["token_counts"][i] for i in passing]
+    longest = Decimal(max(tokens))
+    return (longest - vector["token_counts"][row]) / (longest - min(tokens))
 
 
 def rank(vector: dict[str, Any], row: int, of: int) -> Any:
     """The share of the other scored rows of the group that lie below, equal ones half."""
-    own = vector["rewards"][row][of]
-    others = [
-        rewards[of]
-        for place, rewards in enumerate(vector["rewards"])
-        if place != row and vector["groups"][place] == vector["groups"][row]
-    ]
-    others = [other for other in others if other is not None]
+    column = [rewards[of] for rewards in vector["rewards"]]
+    own = column[row]
+    others = [column[i] for i in group_of(vector, row) if i != row and column[i] is not None]
     if own is None or not others:
         return None
     below = [other for other in others if other < own]
     return (len(below) + Decimal(others.count(own)) / 2) / len(others)
 
 
+def earned(reward: Any, turn: int, credit: str) -> Any:
+    """A turn's own reward, or the sum from it on; None where not scored, or not by turn."""
+    if not isinstance(reward, list):
+        return None
+    counted = reward[turn:] if credit == "to_go" else [reward[turn]]
+    scored = [Decimal(str(value)) for value in counted if value is not None]
+    return sum(scored) if scored else None
+
+
 def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
     """The sums of every turn: a column with lists in groups of (group, turn), others copied."""
     credit = vector["settings"]["credit"]
     weights = vector["weights"]
-    lists = [isinstance(reward, list) for reward in vector["rewards"][0]]
     turns = [(i, t) for i, own in enumerate(vector["token_counts"]) for t in range(len(own))]
-    entries: Rows = []
-    for i, t in turns:
-        entry: list[Any] = []
-        for reward, is_list in zip(vector["rewards"][i], lists, strict=True):
-            left = [x for x in reward[t:] if x is not None] if is_list else []
-            if is_list and credit == "turn":
-                entry.append(reward[t])
-            else:
-                entry.append(float(sum(Decimal(str(x)) for x in left)) if left else None)
-        entries.append(entry)
+    entries = [[earned(reward, t, credit) for reward in vector["rewards"][i]] for i, t in turns]
     reached = [100 * vector["groups"][i] + t for i, t in turns]
     of_turns = combined(entries, reached, weights, epsilon)
-    plain: Rows = [
-        [None if is_list else reward for reward, is_list in zip(row, lists, strict=True)]
+    plain = [
+        [None if isinstance(reward, list) else reward for reward in row]
         for row in vector["rewards"]
     ]
     of_rows = combined(plain, vector["groups"], weights, epsilon)
@@ -202,7 +199,6 @@ def ours(
     token_counts: list[int],
     weights: list[float],
     *,
-    whiten: Any = None,
     conditions: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> list[float]:
@@ -216,21 +212,19 @@ def ours(
         if "derived" in settings:
             arguments = dict(settings["derived"])
             arguments["function"] = f"pkg://gdpo_verl.rewards.derived:{arguments['function']}"
+            # The vectors name a component by its column.
             for key in arguments.keys() & {"outcome", "of"}:
                 arguments[key] = names[arguments[key]]
             settings["derived"] = {"derived": arguments}
             names.append("derived")
-        config = {
-            "gdpo_reward_weights": dict(zip(names, weights, strict=True)),
-            "gdpo": settings | ({"whiten": whiten} if whiten else {}),
-        }
+        named = dict(zip(names, weights, strict=True))
+        config = {"gdpo_reward_weights": named, "gdpo": settings}
         return advantages_of(rows, groups, token_counts, config=config)
     wanted = {each["reward"]: {k: each[k] for k in ("on", "at_least")} for each in conditions}
-    # The vectors name a component by its column.
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)
     table = apply_conditions(table, range(table.shape[1]), wanted)
     mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
-    found = gdpo_advantages(table, groups, mask, weights=weights, whiten=whiten, **settings)
+    found = gdpo_advantages(table, groups, mask, weights=weights, **settings)
     return found[:, 0].tolist()  # type: ignore[no-any-return]
 
 
@@ -331,12 +325,27 @@ def as_nan(rewards: Rows) -> Rows:
     return [[float("nan") if r is None else r for r in row] for row in rewards]
 
 
-PLAIN = ("two groups", "lengths", "weights", "one reward", "small unit", "large unit")
-COLUMNS = {
-    "plain": (*PLAIN, "interleaved"),
-    **{name: (name,) for name in ("sizes", "group of one", "constant 0.1", "cancelling")},
-    **{name: (name,) for name in ("unscored", "unscored row", "far from 0", "condition")},
-}
+PLAIN = (
+    "two groups",
+    "lengths",
+    "weights",
+    "one reward",
+    "small unit",
+    "large unit",
+    "interleaved",
+)
+ALONE = (
+    "sizes",
+    "group of one",
+    "constant 0.1",
+    "cancelling",
+    "unscored",
+    "unscored row",
+    "far from 0",
+    "condition",
+)
+# The vectors of each of the table's columns.
+COLUMNS = {"plain": PLAIN, **{name: (name,) for name in ALONE}}
 # Each implementation: what is run, given ms-swift's wheel, its profile, and what float32 leaves.
 RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
     "gdpo-verl": (lambda _: ours, "tokens", 0.0),
@@ -356,7 +365,7 @@ def table_row(name: str, wheel: Path | None = None) -> list[str]:
         own = [results[each] for each in names]
         if failed := [each for each in own if not each.conforms]:
             # NaN is worse than any number, however far off.
-            pairs = zip(failed[0].found or (), failed[0].expected, strict=False)
+            pairs = zip(failed[0].found, failed[0].expected, strict=False)
             worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
             cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")
         else:
