@@ -66,6 +66,12 @@ def compare(contenders: dict[str, Callable[[], object]], turns: int) -> None:
             )
 
 
+def uids(rows: int) -> Any:
+    """Prompts' ids as verl makes them, and repeats their strings, in an object array."""
+    prompts = [str(uuid.UUID(int=prompt)) for prompt in range(rows // GROUP + 1)]
+    return np.repeat(np.array(prompts, dtype=object), GROUP)[:rows]
+
+
 # ---------------------------------------------------------------- advantage
 
 
@@ -79,14 +85,10 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
     b, t, k = size
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randint(0, 4, (b, k), generator=generator).float()
-    uids = [str(uuid.UUID(int=group)) for group in range((b + GROUP - 1) // GROUP)]
-    # verl repeats the strings of each prompt, and hands out an object array.
-    groups = np.repeat(np.array(uids, dtype=object), GROUP)[:b]
+    groups = uids(b)
     lengths = torch.randint(t // 4, t + 1, (b, 1), generator=generator)
     lengths[0] = t
-    mask = torch.empty(b, t, dtype=torch.int64, device=device)
-    for rows in range(0, b, 1024):
-        mask[rows : rows + 1024] = torch.arange(t) < lengths[rows : rows + 1024]
+    mask = (torch.arange(t) < lengths).long().to(device)
     columns = {f"r{i}": column.numpy() for i, column in enumerate(rewards.unbind(1))}
     rewards = rewards.to(device)
     ours = partial(gdpo_advantages, rewards, groups, mask)
@@ -167,7 +169,8 @@ def advantage(args: argparse.Namespace) -> None:
 def common(kind: str, index: int) -> tuple[str, str]:
     """A common answer and its ground truth: a program with ten tests, or some mathematics."""
     if kind == "code":
-        inputs, outputs = zip(*((f"{i} 1", str(i + 1)) for i in range(10)), strict=True)
+        inputs = [f"{i} 1" for i in range(10)]
+        outputs = [str(i + 1) for i in range(10)]
         tests = json.dumps({"inputs": inputs, "outputs": outputs})
         return "print(sum(map(int, input().split())))", tests
     n = 2 + index // 2
@@ -213,7 +216,7 @@ def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
 
 
 def work(kind: str, chunk: list[tuple[str, str]]) -> list[tuple[bool, bool]]:
-    with ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4)) as pool:  # as asyncio's default
+    with ThreadPoolExecutor() as pool:  # as many threads as asyncio's default has
         return list(pool.map(partial(judge, kind), chunk))
 
 
@@ -274,9 +277,8 @@ def fill(rows: int, tokens: int) -> Any:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
     components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
-    # A uid as long as verl's uuid4, eight sessions a prompt, one output each.
-    uids = [f"{index // GROUP:08x}-0000-4000-8000-000000000000" for index in range(rows)]
-    keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids)]
+    # Of one output each.
+    keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids(rows))]
     made = (
         (key, [1] * length, info(float(form > 0), float(correctness)))
         for key, length, (form, correctness) in zip(keys, lengths, components, strict=True)
