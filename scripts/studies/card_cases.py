@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from cards import read_lines
-from page import ROOT, markdown_table
+from page import ROOT, markdown_table, read_lines
 
 from gdpo_verl.config.components import Component, declared_components
 
@@ -45,12 +44,12 @@ def cases_text() -> str:
         recipe = file.parent.name
         reward = importlib.import_module(f"gdpo_verl.rewards.{recipe}")
         components = declared_components(reward.compute_score)
-        cases = read_lines([file])
+        cases = read_lines(file)
         counts = Counter(paid(case["expected"], components) for case in cases)
         numbers = (len(cases), *(counts[column] for column in columns))
         rows.append([recipe, *map(str, numbers)])
         about.append(f"- **{recipe}**: {groups(cases)}.")
-    replies = read_lines([ROOT / "docs" / "judge_cases.jsonl"])
+    replies = read_lines(ROOT / "docs" / "judge_cases.jsonl")
     unscored = sum(reply["expected"] is None for reply in replies)
     judge = f"**A judge's words**, {len(replies)}, {unscored} of them without a value"
     about.append(f"- {judge}: {groups(replies)}.")

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from cards import Answer, Card, read_lines, shifted
+from cards import Answer, Card, shifted
+from page import read_lines
 
 from gdpo_verl.rewards import gsm8k
 
@@ -47,11 +48,10 @@ def make_card(args: argparse.Namespace) -> Card:
         "verl gsm8k": verls,
     }
     card = Card("GSM8K", rules)
-    rows = read_lines(args.gsm8k)
+    rows = read_lines(*args.gsm8k)
     answers = [formed(row["answer"], row["answer"]) for row in rows]
     numbers = [gsm8k.parse_ground_truth(answer.truth) for answer in answers]
     known = list(zip(answers, numbers, strict=True))
-    others = [(a, n, o) for (a, n), o in zip(known, shifted(numbers), strict=True) if n != o]
 
     def count(right: bool, name: str, texts: Iterable[tuple[str, Answer]]) -> None:
         card.count(right, name, (formed(text, answer.truth) for text, answer in texts))
@@ -59,12 +59,15 @@ def make_card(args: argparse.Namespace) -> Card:
     card.count(True, "worked solutions", answers)
     for name, form in NUMBERS.items():
         count(True, f"the number {name}", ((form.format(int(n)), a) for a, n in known))
+    others = [(a, n, o) for (a, n), o in zip(known, shifted(numbers), strict=True) if n != o]
     count(False, "another problem's number", ((o, a) for a, _, o in others))
     count(False, "the right one and another", ((f"{n} {o}", a) for a, n, o in others))
-    # An answer that repeats a number of the question is right only by chance: such rows are out.
-    last = [re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", row["question"])[-1:] for row in rows]
-    pairs = ((o, a, n) for (a, n), found in zip(known, last, strict=True) for o in found)
-    echoes = ((o, a) for o, a, n in pairs if gsm8k.parse_ground_truth(o) != n)
+    echoes = []
+    for row, (answer, number) in zip(rows, known, strict=True):
+        found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", row["question"])
+        # An answer that repeats a number of the question is right only by chance: it is left out.
+        if found and gsm8k.parse_ground_truth(found[-1]) != number:
+            echoes.append((found[-1], answer))
     count(False, "the question's last number", echoes)
     for name, form in (
         ("right in the thought alone", "<think><answer>{}</answer></think>"),
@@ -72,7 +75,7 @@ def make_card(args: argparse.Namespace) -> Card:
     ):
         card.count(False, name, (a._replace(text=form.format(n)) for a, n in known))
     real = []
-    for row in read_lines(args.gsm8k_answers):
+    for row in read_lines(*args.gsm8k_answers):
         truth = row["ground_truth"].rpartition("A: ")[2]
         for found in row.values():
             if isinstance(found, dict):
@@ -81,8 +84,9 @@ def make_card(args: argparse.Namespace) -> Card:
                 real.append((formed(text, truth, "\nA: "), found["is_correct"]))
     card.count_real("real answers", real)
     for path in args.abel:
-        rows = read_lines([path])
-        judged = ((formed(row["response"], str(row["gold"])), row["result"]) for row in rows)
+        judged = [
+            (formed(row["response"], str(row["gold"])), row["result"]) for row in read_lines(path)
+        ]
         card.count_real(f"real answers of Abel {path.stem} (Llama 2)", judged)
     return card
 

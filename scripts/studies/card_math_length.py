@@ -12,7 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
-from cards import Answer, Card, Row, read_lines, shifted
+from cards import Answer, Card, shifted
+from page import read_lines
 
 from gdpo_verl.rewards import math_length
 
@@ -70,7 +71,7 @@ def make_card(args: argparse.Namespace) -> Card:
     math_verify._pool = ProcessPoolExecutor(4, spawn, initializer=count_processor_time)
     wait = 10 * PATIENCE
     rules = {
-        "strict": lambda a: judge(a, {"question": a.question})["correctness"] == 1,
+        "strict": lambda a: judge(a, question=a.question)["correctness"] == 1,
         "strict, question unknown": lambda a: judge(a)["correctness"] == 1,
         "strict=False": lambda a: judge(a, strict=False)["correctness"] == 1,
         "verl math_verify": lambda a: math_verify.compute_score(a.text, a.truth, timeout=wait) == 1,
@@ -81,11 +82,11 @@ def make_card(args: argparse.Namespace) -> Card:
     corpora = {
         "MATH, test": [
             Answer(row["solution"], math_length._last_box(row["solution"])[0], row["problem"])
-            for row in read_lines(args.math)
+            for row in read_lines(*args.math)
         ],
         "college_math, test": [
             Answer(boxed(truth), truth, row["question"])
-            for row in read_lines(args.college_math)
+            for row in read_lines(*args.college_math)
             for truth in [row["answer"].strip().strip("$")]
         ],
     }
@@ -103,7 +104,7 @@ def make_card(args: argparse.Namespace) -> Card:
         card.count(True, f"spelt: {name}", texts, rules=1)
     real = [
         (Answer(text, row["gt"], row["question"]), right)
-        for row in read_lines(args.math_answers)
+        for row in read_lines(*args.math_answers)
         for text, right in zip(row["code"], row["score"], strict=True)
     ]
     card.count_real("real answers", rng.sample(real, min(args.math_rows, len(real))))
@@ -138,8 +139,8 @@ def count_corpus(card: Card, name: str, answers: list[Answer]) -> None:
     ))  # fmt: skip
 
 
-def judge(answer: Answer, info: Row | None = None, *, strict: bool = True) -> dict[str, Any]:
-    info = {"response_length": 1, **(info or {})}
+def judge(answer: Answer, *, strict: bool = True, **info: Any) -> dict[str, Any]:
+    info["response_length"] = 1
     return math_length.compute_score(
         "", answer.text, answer.truth, info, strict=strict, deadline=PATIENCE
     )

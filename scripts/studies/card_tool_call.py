@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cards import Answer, Card, read_lines, shifted
+from cards import Answer, Card, shifted
 from gdpo_verl.recipes.tool_call import bfcl
+from page import read_lines
 
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, parse_ground_truth
 from gdpo_verl.rewards.tool_text import read
@@ -31,9 +32,9 @@ CATEGORIES = {
 }
 
 
-def lines(calls: Calls, parameters: str = "parameters", separator: str = "\n") -> str:
+def lines(calls: Calls, parameters: str = "parameters") -> str:
     """A JSON object for each call, the parameters under a key of one's choice."""
-    return separator.join(
+    return "\n".join(
         json.dumps({"name": call["name"], parameters: call["parameters"]}, ensure_ascii=False)
         for call in calls
     )
@@ -146,9 +147,9 @@ def as_calls(accepted: Calls) -> Calls:
 def leaderboard_answers(results: Path, folder: str) -> Iterator[Answer]:
     for category, name in CATEGORIES.items():
         file = f"gorilla_openfunctions_v1_test_{name}_result.json"
-        answers = read_lines([results / "result" / folder / file])
+        answers = read_lines(results / "result" / folder / file)
         # The first line of the scores is their sum; ids count from 1.
-        failed = read_lines([results / "score" / folder / f"{name}_score.json"])[1:]
+        failed = read_lines(results / "score" / folder / f"{name}_score.json")[1:]
         wrong = {row["id"] - 1 for row in failed}
         questions = [
             each.values for each in bfcl.questions() if each.values["category"] == category

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from card_cases import cases_text
 from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 
 PAGE = ROOT / "docs" / "reward_cards.md"
 REWARDS = ("code", "gsm8k", "math_length", "tool_call")
 REFUSED, PAID = "right answers refused", "wrong answers paid"
-FIELDS = ("reward", "counted", "answers", "of", "rule", "judged the other way")
+FAULTS = "judged the other way"
 FILES = {
     "gsm8k": "GSM8K's splits: JSON lines with question and answer",
     "gsm8k-answers": "its example_model_solutions.jsonl",
@@ -68,8 +68,8 @@ class Card:
         with ThreadPoolExecutor(4) as threads:  # of rules that ask other processes
             for rule, pays in list(self.rules.items())[:rules]:
                 faults = sum(paid != right for paid in threads.map(pays, judged))
-                values = (self.title, counted, name, len(judged), rule, faults)
-                self.rows.append(dict(zip(FIELDS, values, strict=True)))
+                row = {"reward": self.title, "counted": counted, "answers": name}
+                self.rows.append(row | {"of": len(judged), "rule": rule, FAULTS: faults})
 
     def count_real(self, name: str, judged: Iterable[tuple[Answer, bool]]) -> None:
         """Count models' answers, each with whether its publishers call it right."""
@@ -78,14 +78,9 @@ class Card:
         self.count(False, f"{name}, called wrong there", (a for a, right in pairs if not right))
 
 
-def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """The rows of files of JSON lines."""
-    return [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
-
-
-def shifted(values: Sequence[Any], shift: int = 7) -> list[Any]:
+def shifted(values: Sequence[Any]) -> list[Any]:
     """Another row's value for each row."""
-    return [values[(i + shift) % len(values)] for i in range(len(values))]
+    return [values[(i + 7) % len(values)] for i in range(len(values))]
 
 
 def tables(rows: Sequence[Row]) -> str:
@@ -97,7 +92,7 @@ def tables(rows: Sequence[Row]) -> str:
             if row["counted"] == counted:
                 kinds.setdefault(row["answers"], []).append(row)
         # A kind without a fault of the default is in the data; the page counts it only.
-        faults = [found for found in kinds.values() if int(found[0][FIELDS[-1]])]
+        faults = [found for found in kinds.values() if int(found[0][FAULTS])]
         of = sum(int(found[0]["of"]) for found in kinds.values())
         text = f"**{counted.capitalize()}**: {len(faults)} of {len(kinds)} kinds"
         parts.append(f"{text} ({of:,} answers).")
@@ -105,7 +100,7 @@ def tables(rows: Sequence[Row]) -> str:
             rules = list(dict.fromkeys(row["rule"] for found in faults for row in found))
             cells = []
             for found in faults:
-                counts = {row["rule"]: f"{int(row[FIELDS[-1]]):,}" for row in found}
+                counts = {row["rule"]: f"{int(row[FAULTS]):,}" for row in found}
                 own = (counts.get(rule, "–") for rule in rules)  # –: it was not asked (`count`)
                 cells.append([found[0]["answers"], f"{int(found[0]['of']):,}", *own])
             parts.append(markdown_table([counted, "of", *rules], cells))
@@ -127,11 +122,11 @@ def main() -> None:
         # Only now: each needs packages of its corpus that another card does without.
         card: Card = importlib.import_module(f"card_{name}").make_card(args)
         rows = [row for row in rows if row["reward"] != card.title] + card.rows
-    write_rows(data, FIELDS, sorted(rows, key=lambda row: row["reward"]))
+    write_rows(data, sorted(rows, key=lambda row: row["reward"]))
     for title in dict.fromkeys(row["reward"] for row in rows):
         own = [row for row in rows if row["reward"] == title]
         replace_block(PAGE, title, tables(own))
-    replace_block(PAGE, "Cases", importlib.import_module("card_cases").cases_text())
+    replace_block(PAGE, "Cases", cases_text())
 
 
 if __name__ == "__main__":

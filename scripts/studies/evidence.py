@@ -19,7 +19,7 @@ from typing import Any
 import matplotlib
 from experiment_rewards import UNITS
 from matplotlib.figure import Figure
-from page import ROOT, markdown_table, replace_block
+from page import ROOT, markdown_table, read_lines, replace_block
 
 from gdpo_verl.lab.replay.capacity import varies
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
@@ -202,7 +202,7 @@ def read(name: str, folder: Path = EVIDENCE) -> Runs:
                 found = {key: values[i] for key, values in metrics.items() if values[i] is not None}
                 lines.append({"arm": run["arm"], "seed": run["seed"], "step": step, **found})
     if kept.exists():
-        lines += map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+        lines += read_lines(kept)
     runs: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for line in lines:
         runs.setdefault(line["arm"], {}).setdefault(line["seed"], []).append(line)

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 from evidence import EVIDENCE, read, tables
-from page import ROOT
+from page import ROOT, read_lines
 
 KEPT = re.compile(
     r"(rewards|gdpo|val-core|val-aux)/.+|response_length/mean|actor/(entropy|grad_norm)|"
@@ -73,7 +73,7 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                     overrides.append(f"reward.custom_reward_function.path='{path}'")
                 command("train", recipe, "--run", run, *overrides)
                 # Kept only now: a run that was cut off leaves no lines that would count as done.
-                steps = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+                steps = read_lines(run / "metrics.jsonl")
                 with kept.open("a") as file:
                     for step in steps:
                         found = {

@@ -1,8 +1,9 @@
-"""Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page, and the tables it is made of."""
+"""Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page, and the files it is made of."""
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,19 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
+def read_lines(*paths: Path) -> list[dict[str, Any]]:
+    """The rows of files of JSON lines."""
+    return [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def write_rows(path: Path, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the same keys, of which there is at least one."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fields, lineterminator="\n")  # as git keeps it
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")  # as git keeps it
         writer.writeheader()
         writer.writerows(rows)

@@ -31,7 +31,6 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 STATIC = (1 / 30, 1 / 10, 1 / 4, 1.0, 4.0, 10.0)
 BEST = "GRPO, best weight"
-FIELDS = ("optimiser", "task", "method", "mean", "mean_half", "worst", "worst_half")
 Ranges = tuple[tuple[float, float], ...]
 Advantage = Callable[[Tensor, Ranges], Tensor]  # of (P, G, K): (P G,)
 
@@ -216,13 +215,12 @@ def study(case: tuple[str, str], seeds: int, steps: int) -> list[dict[str, Any]]
     found[BEST] = max(static, key=lambda each: float(each[1].mean()))
     rows = []
     for key, values in found.items():
-        # Mean and half of the 95 % interval over the seeds, of the mean quality and of the worst.
-        numbers = (
-            f"{number:.3f}"
-            for each in values
-            for number in (float(each.mean()), 1.96 * float(each.std()) / seeds**0.5)
-        )
-        rows.append(dict(zip(FIELDS, (optimiser, name, key, *numbers), strict=True)))
+        row = {"optimiser": optimiser, "task": name, "method": key}
+        for kind, quality in zip(("mean", "worst"), values, strict=True):
+            row[kind] = f"{float(quality.mean()):.3f}"
+            # Half of the 95 % interval over the seeds.
+            row[f"{kind}_half"] = f"{1.96 * float(quality.std()) / seeds**0.5:.3f}"
+        rows.append(row)
     return rows
 
 
@@ -255,7 +253,7 @@ def main() -> None:
         work = partial(study, seeds=args.seeds, steps=args.steps)
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             found = [row for rows in pool.map(work, cases) for row in rows]
-        write_rows(numbers, FIELDS, found)
+        write_rows(numbers, found)
     replace_block(ROOT / "docs/variants.md", "study", table(read_rows(numbers)))
 
 
