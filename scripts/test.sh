@@ -29,7 +29,7 @@ memory=5e6 # kB that a training takes
 if [ "${1:-}" = --all ]; then
   shift
   tier=""
-  memory=8e6 # a pretrained model's takes 10 GB, a cluster of two nodes 6
+  memory=9e6 # a pretrained model's takes 10 GB, a cluster of two nodes 6
 fi
 
 # A training waits half of its time: three at once, where there is memory for them.
