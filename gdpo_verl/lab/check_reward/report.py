@@ -83,20 +83,21 @@ def measure(
         "first_call_seconds": tried[0].result.seconds if tried else None,
         "step_seconds": step_seconds,
         "sandboxes": sorted({name for each in tried for name in each.result.sandboxes}),
-        "answers": [
-            {
-                "row": each.answer.row,
-                "kind": each.answer.kind,
-                "group": each.answer.group,
-                "answer": each.answer.text,
-                "score": each.score,
-                "returned": each.result.info,
-                "scored_again": each.again and each.again.info,
-                "seconds": each.result.seconds,
-                "error": each.result.error,
-            }
-            for each in tried
-        ],
+        "answers": [_of_answer(each) for each in tried],
+    }
+
+
+def _of_answer(each: ScoredAnswer) -> dict[str, Any]:
+    return {
+        "row": each.answer.row,
+        "kind": each.answer.kind,
+        "group": each.answer.group,
+        "answer": each.answer.text,
+        "score": each.score,
+        "returned": each.result.info,
+        "scored_again": each.again and each.again.info,
+        "seconds": each.result.seconds,
+        "error": each.result.error,
     }
 
 
