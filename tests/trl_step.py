@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -47,6 +48,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)  # else the responses have other lengths in each run
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(WORDS),
