@@ -80,21 +80,30 @@ def gdpo_node(algorithm: Mapping[str, Any], root: str) -> Mapping[str, Any]:
 
     verl's own node may have keys of other estimators: there, what begins like a key of ours.
     """
-    known = (*OUR_KEYS, SCALE)
-    others = {key: value for key, value in algorithm.items() if key not in known}
-    for key, value in others.items():
-        fault = "unknown key"
-        if root == VERL.root:
-            if value is None or not str(key).startswith("gdpo"):
-                continue
-        elif key in _VERLS:
-            if not _asks(key, value):
-                continue
-            fault = f"{value!r} asks verl's trainer for something, and has no effect here"
-        raise ValueError(
-            f"{root}.{key}: {fault}; known under {root} are {[*known]}.{nearest(key, value, root)}"
-        )
+    if root != VERL.root:
+        refuse_unused(algorithm, root)
+    for key, value in algorithm.items():
+        if str(key).startswith("gdpo") and key not in OUR_KEYS and value is not None:
+            raise _not_ours(key, root, "unknown key", nearest(key, value, root))
     return mapping(f"{root}.gdpo", algorithm.get("gdpo"))
+
+
+def refuse_unused(algorithm: Mapping[str, Any], root: str) -> None:
+    """Refuse what has no effect outside of verl's trainer, unless it asks for nothing there."""
+    for key, value in algorithm.items():
+        if key in (*OUR_KEYS, SCALE):
+            continue
+        meant = nearest(key, value, root)
+        if key not in _VERLS:
+            raise _not_ours(key, root, "unknown key", meant or did_you_mean(key, _VERLS))
+        if _asks(key, value):
+            fault = f"{value!r} asks verl's trainer for something, and has no effect here"
+            raise _not_ours(key, root, fault, meant)
+
+
+def _not_ours(key: Any, root: str, fault: str, meant: str) -> ValueError:
+    known = [*OUR_KEYS, SCALE]
+    return ValueError(f"{root}.{key}: {fault}; known under {root} are {known}.{meant}")
 
 
 def _asks(key: str, value: Any) -> bool:

@@ -262,6 +262,22 @@ def test_a_prompt_of_two_steps_is_two_groups(replayed):
     assert replayed({1: rows, 2: rows})["groups"] == 8
 
 
+def test_verdicts_and_nested_components_are_read_as_the_training_reads_them(replayed):
+    rows = drawn(4, lambda rng: {"correctness": rng.random() < 0.5, "length": rng.random()})
+    numbers = [row | {"correctness": float(row["correctness"])} for row in rows]
+    expected = replayed(numbers)["asked"]
+    found = replayed(rows)
+    assert found["asked"] == expected
+    assert "correctness 1" in found["printed"]
+    assert "not scored" not in found["printed"]
+    nested = []
+    for row in rows:
+        components = {key: row[key] for key in KEYS}
+        stored = {key: value for key, value in row.items() if key not in KEYS}
+        nested.append(stored | {"reward_components": components})
+    assert replayed(nested)["asked"] == expected
+
+
 def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed, tmp_path):
     rows = [row | {"output": "é" * (n % 5 + n % 3)} for n, row in enumerate(drawn(6, two_rewards))]
     byte_tokenizer().save_pretrained(tmp_path / "model")
@@ -404,6 +420,20 @@ REFUSED = {
         STOCK, ["algorithm.adv_estimator=rloo"], "algorithm.adv_estimator: expected one of",
     ),
     "a key": (STOCK, ["algorithm.gdpo_whiten=none"], "algorithm.gdpo_whiten: unknown key"),
+    "a setting without its section": (
+        STOCK, ["algorithm.whiten=none"], "Did you mean 'gdpo.whiten'?",
+    ),
+    "a misspelt estimator": (
+        STOCK, ["algorithm.adv_estimatr=grpo"], "Did you mean 'adv_estimator'?",
+    ),
+    "what only verl's trainer does": (
+        STOCK, ["algorithm.use_kl_in_reward=true"], "use_kl_in_reward: True asks verl's trainer",
+    ),
+    "several values": (STOCK, ["algorithm.gdpo.variant=dvao,gdpo"], "expected one value, found"),
+    "no score": (
+        with_row(2, score=None), [],
+        "{}/1.jsonl, line 3: expected a number for 'score', found none",
+    ),
     "a component's name": (
         STOCK, ["algorithm.gdpo_reward_weights={lenght: 1}"], "Did you mean 'length'?",
     ),

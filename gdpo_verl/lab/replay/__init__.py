@@ -222,6 +222,12 @@ def _recorded(
     if not source.score_column:
         return decomposition, setting.advantage(decomposition, batch)
     score = batch.numbers(source.score_column)
+    if bool(score.isnan().any()):
+        row = int(score.isnan().nonzero()[0])
+        raise ValueError(
+            f"{batch.places[row]}: expected a number for {source.score_column!r}, found none: its "
+            "group's advantages are not known"
+        )
     advantage, weighted = grpo_of_score(setting, score, decomposition)
     if weighted is None and result.recorded.known:
         result.recorded.known = False

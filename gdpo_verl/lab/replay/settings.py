@@ -13,6 +13,8 @@ from torch import Tensor
 from gdpo_verl.advantage import Decomposition, Turns, decompose, group_normalize
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
+from gdpo_verl.config.parsing import refuse_unused
+from gdpo_verl.config.wording import VERL
 from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
@@ -120,7 +122,7 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
     """The `algorithm` node of Hydra's overrides, as a training takes them.
 
     Raises:
-      ValueError: one that Hydra refuses, or that is of another node.
+      ValueError: one that Hydra refuses, that is of another node, or that changes no advantage.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -132,6 +134,8 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
             (each,) = parser.parse_overrides([override])
         except HydraException as error:
             raise ValueError(f"{override}: {error}") from error
+        if each.is_sweep_override():
+            raise ValueError(f"{override}: expected one value, found a sweep over several")
         key = str(each.key_or_group)
         if not key.startswith("algorithm."):
             raise ValueError(
@@ -140,6 +144,8 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
             )
         OmegaConf.update(node, key, each.value(), force_add=True)
     algorithm: DictConfig = node.algorithm
+    others = {str(key): value for key, value in algorithm.items() if key != "adv_estimator"}
+    refuse_unused(others, VERL.root)
     return algorithm
 
 
@@ -221,7 +227,7 @@ def grpo_of_score(
     there are none.
 
     Args:
-      score: shape (B,), in reward units.
+      score: float64, shape (B,), in reward units.
     """
     config = setting.objective.config
     groups = decomposition.groups
@@ -231,7 +237,6 @@ def grpo_of_score(
     weights = torch.linalg.lstsq(components, target, driver="gelsd").solution
     error = (components @ weights - target).abs().max()
     advantage = normal[:, 0].nan_to_num(0.0)
-    # Written so that a score that is absent is no sum.
-    if not bool(error <= 1e-5 * target.abs().max().clamp(min=1.0)):
+    if bool(error > 1e-5 * target.abs().max().clamp(min=1.0)):
         return advantage, None
     return advantage, replace(decomposition, weights=weights[:, 0])

@@ -39,6 +39,7 @@ from gdpo_verl.lab.rundir.dumps import (
     is_number,
     is_padding,
     numbered_rows,
+    reward_of,
     session_of,
     step_files,
     step_of,
@@ -365,7 +366,7 @@ def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     holds: dict[str, bool] = {}
     for row in rows:
         for key, value in row.items():
-            holds[key] = holds.get(key, False) or is_number(value) or value is True
+            holds[key] = holds.get(key, False) or reward_of(value) is not None
     numbers = [key for key, is_there in holds.items() if is_there]
     return [key for key in numbers if key not in _NO_REWARD and not key.endswith(ADVANTAGE)]
 

@@ -18,9 +18,9 @@ from gdpo_verl.lab.rundir.dumps import (
     Row,
     evenly_spaced,
     group_of,
-    is_number,
     is_padding,
     numbered_rows,
+    reward_of,
     short_prompt,
     shorten,
     variant_of,
@@ -80,7 +80,7 @@ def prompt_digest(prompt: str) -> bytes:
 
 def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
     """A row's components, None where it is not scored."""
-    return tuple(float(row[key]) if is_number(row.get(key)) else None for key in components)
+    return tuple(reward_of(row.get(key)) for key in components)
 
 
 def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> list[bool]:
@@ -221,7 +221,7 @@ def _shown_group(group: _Group) -> dict[str, Any]:
     variant, column = variant_of(members[0])
     if not group.scored:
         # A dump without the plug-in's components has verl's score, and what its reward adds.
-        numbers = [key for key, value in members[0].items() if is_number(value)]
+        numbers = [key for key, value in members[0].items() if reward_of(value) is not None]
         others = (*_NO_SCORES, *ADVANTAGES, column)
         group = _Group(members, [key for key in numbers if key not in others])
     # Of many rewards a prompt may have two: the others are named once.

@@ -9,8 +9,8 @@ from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
 from gdpo_verl.lab.rundir.dumps import (
     DUMP_BYTES,
     Row,
-    is_number,
     numbered_rows,
+    reward_of,
     scores_text,
     short_prompt,
     shorten,
@@ -42,7 +42,9 @@ def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, 
     for prompt in sorted(shared, key=prompt_digest):
         rows = [each[prompt] for each in answers]
         # Of many rewards a prompt may have two; the others would be "not scored" throughout.
-        scored = [name for name in components if any(is_number(row.get(name)) for row in rows)]
+        scored = [
+            name for name in components if any(reward_of(row.get(name)) is not None for row in rows)
+        ]
         scores = [scores_text({name: row.get(name) for name in scored}) for row in rows]
         sample = {
             "title": short_prompt(prompt),

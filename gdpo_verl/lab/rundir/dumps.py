@@ -14,6 +14,7 @@ import orjson
 
 from gdpo_verl.config.components import ADVANTAGE
 from gdpo_verl.plugin.row_key import RowKey, uid_of
+from gdpo_verl.reward_dicts import unnested
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
@@ -47,6 +48,16 @@ def is_number(value: Any) -> bool:
     """
     kind = type(value)  # True is an instance of int
     return (kind is float or kind is int) and -_LARGEST <= value <= _LARGEST
+
+
+def reward_of(value: Any) -> float | None:
+    """A dumped reward as the training reads it, true as 1; None where it is not scored.
+
+    >>> [reward_of(value) for value in (0.5, True, None, "0.5")]
+    [0.5, 1.0, None, None]
+    """
+    is_reward = is_number(value) or isinstance(value, bool)
+    return float(value) if is_reward else None
 
 
 def step_of(path: Path) -> int | None:
@@ -87,7 +98,7 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
             except ValueError:
                 row = None
             if isinstance(row, dict):
-                yield number, row
+                yield number, dict(unnested(row))
             elif line.strip():
                 yield number, None
 
@@ -163,7 +174,8 @@ def scores_text(scores: Mapping[str, Any]) -> str:
     """
     texts = []
     for name, value in scores.items():
-        texts.append(f"{name} {value:.4g}" if is_number(value) else f"{name} not scored")
+        reward = reward_of(value)
+        texts.append(f"{name} not scored" if reward is None else f"{name} {reward:.4g}")
     return ", ".join(texts)
 
 
