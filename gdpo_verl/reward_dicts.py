@@ -108,15 +108,13 @@ def advantages_of(
         )
     raw = read_components(infos, objective, rows)
     numbered = factorize_groups(groups, raw, "groups")
-    if token_counts is not None and len(token_counts) != len(rows):
-        raise ValueError(
-            f"token_counts: expected shape ({len(rows)},), found ({len(token_counts)},)"
-        )
-    by_turn: list[list[float]] = []
-    lengths: Any = None if token_counts is None else list(token_counts)
-    if objective.credits_turns or (objective.by_turn and token_counts is not None):
-        by_turn = _tokens_by_turn(infos, objective, token_counts)
-        lengths = None if token_counts is None else [sum(each) for each in by_turn]
+    by_turn: list[list[int]] = []
+    lengths: list[int] = []
+    if token_counts is not None:
+        by_turn = _token_counts(token_counts, objective, len(rows))
+        lengths = [sum(each) for each in by_turn]
+    elif objective.credits_turns:
+        by_turn = _one_token_a_turn(infos, objective)
     ids = groups.tolist() if isinstance(groups, Tensor) else groups
     raw = objective.with_derived(raw, infos, lengths or [None] * len(rows), ids)
     # A response alone, as the last of a data set may be, has nothing to compare.
@@ -169,31 +167,45 @@ def _objective_of(
     return settings.resolve(components, listed=listed)
 
 
-def _tokens_by_turn(
-    infos: Sequence[Mapping[str, Any]], objective: Objective, token_counts: Any
-) -> list[list[float]]:
-    """The tokens of each response's turns; 1 for each turn without `token_counts`.
+def _token_counts(token_counts: Any, objective: Objective, size: int) -> list[list[int]]:
+    """The tokens of the turns of each response; without components by turn it has one.
+
+    Raises ValueError for another number of responses, and for what is no count, with its row.
+    """
+    if not hasattr(token_counts, "__len__") or len(token_counts) != size:
+        raise ValueError(f"token_counts: expected {size}, one a response, found {token_counts!r}")
+    wanted = "a number of tokens, as no component is by turn"
+    if objective.by_turn:
+        names = sorted(objective.by_turn)
+        wanted = f"a list for each response, the tokens of its turns, as {names} are by turn"
+    by_turn = []
+    for row, counts in enumerate(token_counts):
+        if is_list(counts) != bool(objective.by_turn):
+            raise ValueError(f"token_counts: expected {wanted}, found {counts!r} for row {row}")
+        of_turns = counts if objective.by_turn else [counts]
+        numbers = [read_number(count) for count in of_turns]
+        if not all(number >= 0 and number.is_integer() for number in numbers):
+            raise ValueError(
+                f"token_counts: expected whole numbers, 0 or more, found {counts!r} for row {row}"
+            )
+        by_turn.append([int(number) for number in numbers])
+    return by_turn
+
+
+def _one_token_a_turn(infos: Sequence[Mapping[str, Any]], objective: Objective) -> list[list[int]]:
+    """A token for each turn, so that all count alike.
 
     Raises ValueError for a response of which nothing says how many turns it has.
     """
-    by_turn: list[list[float]] = []
+    by_turn = []
     for row, info in enumerate(infos):
-        if token_counts is None:
-            turns = next((info[key] for key in objective.by_turn if is_list(info.get(key))), None)
-            if turns is None:
-                raise ValueError(
-                    f"token_counts: no list says how many turns row {row} has. Give the tokens of "
-                    "the turns of each response."
-                )
-            by_turn.append([1.0] * len(turns))
-            continue
-        counts = token_counts[row]
-        if not is_list(counts):
+        turns = next((info[key] for key in objective.by_turn if is_list(info.get(key))), None)
+        if turns is None:
             raise ValueError(
-                "token_counts: expected a list for each response, the tokens of its turns, as "
-                f"{sorted(objective.by_turn)} are by turn, found {counts!r} for row {row}"
+                f"token_counts: no list says how many turns row {row} has. Give the tokens of "
+                "the turns of each response."
             )
-        by_turn.append(counts.tolist() if hasattr(counts, "tolist") else list(counts))
+        by_turn.append([1] * len(turns))
     return by_turn
 
 

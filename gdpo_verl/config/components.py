@@ -71,6 +71,8 @@ def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Calla
       by_turn: the names of the components that are a list, one number for each turn of the model's;
         those that are not among `components` come after them.
     """
+    if isinstance(by_turn, str):  # else its letters would be names
+        by_turn = (by_turn,)
     declared = [
         replace(each, by_turn=True) if each.name in by_turn else each
         for each in _checked(components)

@@ -142,7 +142,11 @@ RAMPS = {name: {"from": 0.0, "to": 1.0, "steps": 4} for name in ("right", "short
         ({"components": ["right", 3]}, "components: expected names or Component objects"),
         ({"groups": [0, 1, 2, 3]}, "groups: expected at least 2 responses to a prompt, found 1"),
         ({"groups": [[0]] * 4}, "groups: expected hashable"),
-        ({"token_counts": [1, 2]}, "token_counts: expected shape"),
+        ({"token_counts": [1, 2]}, "token_counts: expected 4, one a response"),
+        *[
+            ({"token_counts": [3, 3, count, 3]}, "token_counts: expected .*, found .* for row 2")
+            for count in (-1, 1.5, math.nan, None, "3", [3])
+        ],
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(

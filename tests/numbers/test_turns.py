@@ -171,6 +171,7 @@ def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
     [
         ({}, [[1, 1], [1, 1], [1]], CALLS, r"2 turns of row 1 for 'calls', found 3"),
         ({}, [2, 3, 1], CALLS, r"token_counts: expected a list for each response"),
+        ({}, [[1, 2], [1, -1, 2], [3]], CALLS, r"token_counts: expected whole .* for row 1"),
         ({}, None, [[1, 0], None, [1]], r"token_counts: no list says how many turns row 1 has"),
         ({}, None, [[1, 0], 1.0, [1]], r"expected a list for 'calls'.* for row 1"),
         ({}, None, [[1, "0"], [1], [1]], r"a finite number, None or NaN for 'calls', found '0'"),
@@ -222,6 +223,9 @@ def test_a_declaration_by_turn() -> None:
         ("calls", True),
         ("more", True),
     ]
+    assert declared_components(declares(by_turn="calls")(lambda: 0)) == (
+        Component("calls", by_turn=True),
+    )
     objective = GdpoConfig().resolve(declared)
     # The range of one turn is none of the sum.
     assert objective.ranges == {}
