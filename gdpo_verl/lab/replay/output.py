@@ -10,7 +10,7 @@ from typing import Any
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.replay import Replay
 from gdpo_verl.lab.replay.advice import Verdict
-from gdpo_verl.lab.rundir.dumps import scores_text, short_prompt, shorten
+from gdpo_verl.lab.rundir.dumps import reward_of, scores_text, short_prompt, shorten
 from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import columns
 
@@ -70,7 +70,7 @@ def to_text(result: Replay) -> str:
     for entry in result.changed_most[:_SHOWN]:
         file = Path(entry["file"]).name
         text = " ".join(entry["output"].split())
-        line = f"{_change(entry)} {file}, line {entry['line']} {text!r}"
+        line = f"{file}, line {entry['line']}: {_change(entry)} {text!r}"
         lines.append("  " + textwrap.shorten(line, _WIDTH - 2, placeholder=" …"))
     lines += ["", "Advice", *verdict_lines(result.verdict), ""]
     for note in result.notes:
@@ -151,9 +151,11 @@ def _arrow(pair: Sequence[float | int | None], form: str) -> str:
 
 
 def _change(entry: dict[str, Any]) -> str:
-    """Both advantages of an answer, and its components."""
+    """Both advantages of an answer, and those of its components that are scored."""
     both = f"{entry['recorded']:+.2f} → {entry['asked']:+.2f}"
-    return f"{both} {scores_text(entry['components'])}"
+    components = entry["components"].items()
+    scored = {name: value for name, value in components if reward_of(value) is not None}
+    return f"{both} {scores_text(scored)}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -196,7 +196,7 @@ class Source:
         if not self.group and "uid" not in self.columns and "input" not in self.columns:
             raise ValueError(
                 f"{self.first_place}: the rows hold neither uid nor prompt. Name the column that "
-                f"answers to one prompt share with --group; there are {self.columns}"
+                f"answers to one prompt share with replay's --group; there are {self.columns}"
             )
 
     @cached_property
