@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,10 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(
     assert status in (1, 2)
     assert re.search(sentence, capsys.readouterr().err)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_enough_is_no_fault():
+    command = f"{sys.executable} -m gdpo_verl.lab.cli doctor | true; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 141
+    assert "pipe" not in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return int(options.command(options) or 0)
+        status = int(options.command(options) or 0)
+        sys.stdout.flush()
+        return status
     except ModuleNotFoundError as error:
         # a sentence of ours has no module's name
         where = ""
@@ -40,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problem = f"{error}. {install_extra(extra)}"
         print(f"gdpo-verl{where}: {problem}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Whoever reads what is printed, such as `head`, has enough: nothing to complain of.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell says it of a program that SIGPIPE ended
     except (ValueError, RuntimeError, OSError) as error:
         print(f"gdpo-verl: {error}", file=sys.stderr)
         return 1
