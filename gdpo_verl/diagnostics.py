@@ -23,6 +23,7 @@ from gdpo_verl.advantage import (
     group_normalize,
 )
 from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
+from gdpo_verl.config import Objective
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 
@@ -40,37 +41,40 @@ class Weighted(float):
         statistic.weight = float(weight)
         return statistic
 
+    @classmethod
+    def of(cls, total: float, weight: float) -> Weighted:
+        """The mean of what adds up to `total`; 0 of nothing."""
+        return cls(total / (weight or 1.0), weight)
+
     def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
         return float(self), self.weight
 
 
 def batch_metrics(
     decomposition: Decomposition,
-    keys: Sequence[str],
+    objective: Objective,
     *,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
-    outcome: int | None = None,
     failed_sessions: int = 0,
     trains: bool = True,
-    scheduled: bool = False,
     by_turn: TurnDecomposition | None = None,
 ) -> dict[str, float]:
     """Compute a batch's metrics but for those of its answers (`parse_error_metrics`).
 
     Args:
-      ranges, failed_sessions: as in `component_metrics` and `coverage_metrics`.
-      outcome: the column of the component that says whether the task was solved.
+      objective: whose components and settings the decomposition has.
+      failed_sessions: as in `coverage_metrics`.
       trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
-      scheduled: the weights change from step to step, and are metrics themselves.
       by_turn: the decomposition of the turns, where their advantages train.
     """
-    groups = decomposition.groups
+    keys = objective.keys
     # A reward is reported as it was returned, its effect as the conditions leave it.
-    metrics = component_metrics(decomposition.raw, groups, keys, ranges=ranges)
+    metrics = component_metrics(
+        decomposition.raw, decomposition.groups, keys, ranges=objective.ranges
+    )
     metrics |= contribution_metrics(decomposition, keys)
     metrics |= collapse_metrics(decomposition)
-    metrics |= coverage_metrics(decomposition.rewards, groups, failed_sessions=failed_sessions)
-    metrics |= outcome_metrics(decomposition, outcome)
+    metrics |= coverage_metrics(decomposition, failed_sessions)
+    metrics |= outcome_metrics(decomposition, objective.outcome_column)
     trained = by_turn or decomposition
     advantage = trained.advantage if trains else decomposition.grpo
     metrics |= influence_metrics(decomposition, advantage, keys)
@@ -81,7 +85,7 @@ def batch_metrics(
         if step.whitened:
             metrics[names.WHITEN_GAIN.key] = step.factor
         metrics |= variant_metrics(decomposition)
-    if scheduled:
+    if objective.config.schedule:
         for key, weight in zip(keys, decomposition.weights.tolist(), strict=True):
             metrics[names.WEIGHT.of(key)] = weight
     return metrics
@@ -126,7 +130,7 @@ def component_metrics(
             # Not weighed: the extremes of several mini-batches are verl's minimum and maximum.
             names.MIN.of(key): float(present.min()),
             names.MAX.of(key): float(present.max()),
-            names.CONSTANT_GROUPS.of(key): Weighted((scored - moving) / scored, scored),
+            names.CONSTANT_GROUPS.of(key): Weighted.of(scored - moving, scored),
         }
         if key in ranges:
             low, high = ranges[key]
@@ -151,7 +155,7 @@ def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str,
     spreads = [float(each.std()) for each in scored if len(each) > 1]
     if not spreads:
         return {}
-    return {names.TURN_SPREAD.of(key): Weighted(sum(spreads) / len(spreads), len(spreads))}
+    return {names.TURN_SPREAD.of(key): Weighted.of(sum(spreads), len(spreads))}
 
 
 def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
@@ -169,7 +173,7 @@ def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> d
     total = float(sizes.sum())
     # The total is the weight: a mini-batch in which little varies says little about the shares.
     metrics: dict[str, float] = {
-        names.ADVANTAGE_SHARE.of(key): Weighted(size / (total or 1.0), total)
+        names.ADVANTAGE_SHARE.of(key): Weighted.of(size, total)
         for key, size in zip(keys, sizes.tolist(), strict=True)
     }
     up = terms > DISTINCT_TOLERANCE
@@ -178,26 +182,22 @@ def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> d
     return metrics
 
 
-def coverage_metrics(
-    rewards: Tensor, group_ids: GroupIds, *, failed_sessions: int = 0
-) -> dict[str, float]:
+def coverage_metrics(decomposition: Decomposition, failed_sessions: int = 0) -> dict[str, float]:
     """Groups, rows and sessions that teach GDPO nothing, as shares.
 
     `names.SINGLETON_GROUPS`, of one row, scored or not; `names.UNSCORED_ROWS`;
     `names.FAILED_SESSIONS`, in failed sessions and rows together.
 
     Args:
-      rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
-      group_ids: B hashables, or a tensor of shape (B,).
       failed_sessions: those that left no row.
     """
-    groups, count = factorize_groups(group_ids, rewards)
-    single = groups.bincount(minlength=count) == 1
-    sessions = failed_sessions + len(rewards)
+    codes, number = decomposition.groups
+    single = codes.bincount(minlength=number) == 1
+    sessions = failed_sessions + len(codes)
     return {
         names.SINGLETON_GROUPS.key: _share(single),
-        names.UNSCORED_ROWS.key: _share(rewards.isnan().all(dim=1)),
-        names.FAILED_SESSIONS.key: Weighted(failed_sessions / max(sessions, 1), sessions),
+        names.UNSCORED_ROWS.key: _share(~decomposition.scored),
+        names.FAILED_SESSIONS.key: Weighted.of(failed_sessions, sessions),
     }
 
 
@@ -230,9 +230,9 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
         return {}
     errors = Counter(int(code) for code in known if code)
     n = len(known)
-    metrics: dict[str, float] = {names.PARSE_ERROR_SHARE.key: Weighted(errors.total() / n, n)}
+    metrics: dict[str, float] = {names.PARSE_ERROR_SHARE.key: Weighted.of(errors.total(), n)}
     for code, count in errors.items():
-        metrics[names.PARSE_ERROR_CODE.of(code)] = Weighted(count / n, n)
+        metrics[names.PARSE_ERROR_CODE.of(code)] = Weighted.of(count, n)
     return metrics
 
 
@@ -257,7 +257,7 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
     values = values[by_group]
     new = (codes.diff() != 0) | (values.diff() > DISTINCT_TOLERANCE)
     filled = int((codes.bincount(minlength=count) > 0).sum())
-    return Weighted((1 + int(new.sum())) / filled, filled)
+    return Weighted.of(1 + int(new.sum()), filled)
 
 
 def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
@@ -315,9 +315,9 @@ def influence_metrics(
     """
     largest = decomposition.largest_weight
     n = int(decomposition.has_advantage.sum())
-    influences = influence_terms(decomposition, advantage).sum(dim=0) / max(n, 1)
+    influences = influence_terms(decomposition, advantage).sum(dim=0)
     metrics: dict[str, float] = {
-        names.INFLUENCE.of(key): Weighted(value, n)
+        names.INFLUENCE.of(key): Weighted.of(value, n)
         for key, value in zip(keys, influences.tolist(), strict=True)
     }
     spread = Spread((decomposition.combined * largest)[:, None], decomposition.groups)
@@ -325,7 +325,7 @@ def influence_metrics(
     share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)
     groups = float(share.sum())
     total = float((share * spread.std.square()).sum())
-    metrics[names.NOISE_FLOOR.key] = Weighted(total / (groups or 1.0), groups)
+    metrics[names.NOISE_FLOOR.key] = Weighted.of(total, groups)
     return metrics
 
 
@@ -367,4 +367,4 @@ def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
 
 
 def _share(rows: Tensor) -> Weighted:
-    return Weighted(int(rows.sum()) / max(len(rows), 1), len(rows))
+    return Weighted.of(int(rows.sum()), len(rows))

@@ -18,7 +18,6 @@ from gdpo_verl.advantage import (
     Decomposition,
     TurnDecomposition,
     Turns,
-    decompose,
     decompose_turns,
     factorize_groups,
     to_go,
@@ -118,16 +117,10 @@ def advantages_of(
     ids = groups.tolist() if isinstance(groups, Tensor) else groups
     raw = objective.with_derived(raw, infos, lengths or [None] * len(rows), ids)
     # A response alone, as the last of a data set may be, has nothing to compare.
-    largest = int(numbered.codes.bincount().max())
-    objective.check_groups(largest if len(rows) > 1 else None)
+    objective.check_groups(numbered.largest if len(rows) > 1 else None)
     check_unscored(infos, raw, objective)
-    whole = decompose(
-        raw,
-        numbered,
-        torch.tensor(lengths or [1] * len(rows)),
-        conditioned=objective.conditioned(raw),
-        **objective.settings_at(step or 0),
-    )
+    counts = torch.tensor(lengths or [1] * len(rows))
+    whole = objective.decompose(raw, numbered, counts, step or 0)
     if not objective.credits_turns:
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
@@ -235,13 +228,7 @@ def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
     Raises:
       ValueError: a component is absent, infinite or not a number.
     """
-    raw = read_components([info], objective, [row])
-    return float(weighted_sum(objective.conditioned(raw), objective)[0])
-
-
-def weighted_sum(rewards: Tensor, objective: Objective) -> Tensor:
-    """sum_k w_k r_k without schedules, an unscored component adding 0: (B, K) to (B,)."""
-    return rewards.nan_to_num(0.0) @ torch.tensor(objective.weights, dtype=torch.float64)
+    return float(objective.score(read_components([info], objective, [row]))[0])
 
 
 def read_components(
@@ -284,16 +271,15 @@ def turn_lists(
       ValueError: there is no list, or what is no number in it; names key and row.
     """
     return {
-        key: [
-            _turns_of(info, key, objective.config.wording, row)
-            for info, row in zip(infos, rows, strict=True)
-        ]
+        key: [_turns_of(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
         for key in objective.keys
         if key in objective.by_turn
     }
 
 
-def _turns_of(info: Mapping[str, Any], key: str, wording: Wording, row: str) -> list[float] | None:
+def _turns_of(
+    info: Mapping[str, Any], key: str, objective: Objective, row: str
+) -> list[float] | None:
     value = info.get(key)
     beside = info.get(f"{key}{BY_TURN}")
     if beside is not None:  # where verl averages what a reward returns
@@ -302,14 +288,11 @@ def _turns_of(info: Mapping[str, Any], key: str, wording: Wording, row: str) -> 
         return None
     if not is_list(value):
         raise ValueError(
-            f"{wording.rewards}: expected a list for {key!r}, which is declared by turn, one "
-            f"number or None for each turn of the model's, found {value!r} for row {row}"
+            f"{objective.config.wording.rewards}: expected a list for {key!r}, which is declared "
+            "by turn, one number or None for each turn of the model's, found "
+            f"{value!r} for row {row}"
         )
-    numbers = [read_number(each) for each in value]
-    for each, number in zip(value, numbers, strict=True):
-        if math.isinf(number):
-            raise ValueError(_no_number(each, key, wording, row))
-    return numbers
+    return [_number(each, key, objective, row) for each in value]
 
 
 def is_list(value: Any) -> bool:
@@ -403,18 +386,18 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             f"{sorted(info)}. {remedy}"
         )
     if key in objective.by_turn:
-        return _sum(_turns_of(info, key, wording, row))
-    number = read_number(info[key])
+        return _sum(_turns_of(info, key, objective, row))
+    return _number(info[key], key, objective, row)
+
+
+def _number(value: Any, key: str, objective: Objective, row: str) -> float:
+    number = read_number(value)
     if math.isinf(number):
-        fault = _no_number(info[key], key, wording, row)
-        if is_list(info[key]):
+        fault = (
+            f"{objective.config.wording.rewards}: expected a finite number, None or NaN for "
+            f"{key!r}, found {value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
+        )
+        if is_list(value) and key not in objective.by_turn:
             fault += f" A list, one number a turn, is declared: @declares(..., by_turn=({key!r},))."
         raise ValueError(fault)
     return number
-
-
-def _no_number(value: Any, key: str, wording: Wording, row: str) -> str:
-    return (
-        f"{wording.rewards}: expected a finite number, None or NaN for {key!r}, found {value!r} "
-        f"for row {row}. Numbers are at most {LARGEST:g} in size."
-    )

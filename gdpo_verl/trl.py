@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.components import Component
 from gdpo_verl.config.wording import Wording
@@ -23,7 +22,7 @@ from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
 from gdpo_verl.plugin.upstream import Dependency as _D
 from gdpo_verl.plugin.upstream import source_of, violations
-from gdpo_verl.reward_dicts import read_components, weighted_sum
+from gdpo_verl.reward_dicts import read_components
 
 logger = logging.getLogger(__name__)
 
@@ -173,26 +172,17 @@ class GDPOTrainer(GRPOTrainer):
             metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
         groups = torch.arange(len(rows)) // size
         raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
-        conditioned = objective.conditioned(raw)
-        settings = objective.settings_at(step)
-        found = decompose(raw, groups, tokens, conditioned=conditioned, **settings)
+        found = objective.decompose(raw, groups, tokens, step)
         # In place of TRL's, which are the last in its log.
         logged = self._logs["advantages"]
         for _ in rows[: len(logged)]:
             logged.pop()
         logged.extend(found.advantage.tolist())
-        sums = weighted_sum(found.rewards, objective)[found.scored]
+        sums = objective.score(raw)[found.scored]
         metrics["reward"][-1] = float(sums.mean())
         metrics["reward_std"][-1] = float(sums.std())
         if objective.config.metrics:
-            ours = batch_metrics(
-                found,
-                objective.keys,
-                ranges=objective.ranges,
-                outcome=objective.outcome_column,
-                scheduled=bool(objective.config.schedule),
-            )
-            for name, value in ours.items():
+            for name, value in batch_metrics(found, objective).items():
                 # TRL has them of its functions.
                 if (MEAN.name_in(name) or STD.name_in(name)) not in self.reward_func_names:
                     metrics[name].append(float(value))

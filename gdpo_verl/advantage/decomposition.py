@@ -101,7 +101,7 @@ class Decomposition:
     @cached_property
     def has_advantage(self) -> Tensor:
         """Rows that carry an advantage: bool, shape (B,)."""
-        return self.scored if self.gate is None else self.scored & ~self.gated
+        return self.scored & ~self.gated
 
     @cached_property
     def combined(self) -> Tensor:

@@ -97,7 +97,5 @@ def gdpo_advantages(
         gate=gate,
     )
     # Groups of two are a matter of the batch, not of the settings that `decompose` has checked.
-    if found.variant.least_group > 1 and found.groups.number:
-        largest = int(found.groups.codes.bincount().max())
-        found.variant.check_group_size(largest, raw.shape[1])
+    found.variant.check_group_size(found.groups.largest, raw.shape[1])
     return rows.scale_(found.advantage)

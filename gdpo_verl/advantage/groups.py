@@ -32,6 +32,11 @@ class Groups(NamedTuple):
     codes: Tensor
     number: int
 
+    @property
+    def largest(self) -> int:
+        """The rows of the largest group; 0 of none."""
+        return int(self.codes.bincount().max()) if self.number else 0
+
 
 GroupIds = Sequence[Hashable] | Tensor | Groups
 

@@ -210,12 +210,11 @@ def gate(node: Any, section: str) -> dict[str, Any] | None:
     where = f"{section}.gate"
     if node is None:
         return None
-    given = {"when": "constant", **_with_on(mapping(where, node, "{on: component}"))}
+    given = _with_on(mapping(where, node, "{on: component}"))
     refuse_unknown(given, ("on", "when"), where)
-    known = list(get_args(When))
-    _expect(isinstance(given.get("on"), str), f"{where}.on", "a component", given.get("on"))
-    _expect(given["when"] in known, f"{where}.when", f"one of {known}", given["when"])
-    return given
+    on = given.get("on")
+    _expect(isinstance(on, str), f"{where}.on", "a component", on)
+    return {"on": on, "when": choice(where, given, "when", When, "constant")}
 
 
 def schedules(node: Any, section: str) -> dict[str, Schedule]:

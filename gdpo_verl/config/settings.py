@@ -14,15 +14,18 @@ from torch import Tensor
 from gdpo_verl.advantage import (
     VARIANTS,
     Credit,
+    Decomposition,
     Gate,
     Variant,
     Whiten,
     apply_conditions,
     check_conditions,
+    decompose,
     find_variant,
     validate_variant,
 )
 from gdpo_verl.advantage.checks import EPSILON
+from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.turns import check_credit
 from gdpo_verl.advantage.variant import Ranges
@@ -350,18 +353,37 @@ class Objective:
         unscored = torch.full((4, len(self.keys)), torch.nan, dtype=torch.float64)
         self.with_derived(unscored, [low, high] * 2, [12, 7, 30, 7], ["made up"] * 4)
 
-    def settings_at(self, step: int) -> dict[str, Any]:
-        """The settings of `gdpo_verl.advantage.decompose` at a global step, by its keywords."""
+    def score(self, raw: Tensor) -> Tensor:
+        """sum_k w_k r_k after the conditions, without schedules: (B, K) to (B,), in reward units.
+
+        An unscored component adds 0.
+        """
+        weights = torch.tensor(self.weights, dtype=torch.float64)
+        return self.conditioned(raw).nan_to_num(0.0) @ weights
+
+    def decompose(
+        self, raw: Tensor, group_ids: GroupIds, token_counts: Tensor | None, step: int
+    ) -> Decomposition:
+        """Decompose rewards, as they were returned, under the settings of a global step.
+
+        Args:
+          raw: float64, shape (B, K), in the order of the keys, with the derived ones.
+          group_ids, token_counts: as in `gdpo_verl.advantage.decompose`.
+        """
         config = self.config
-        return {
-            "weights": self.weights_at(step),
-            "whiten": config.whiten,
-            "epsilon": config.epsilon,
-            "scale": config.scale,
-            "variant": config.chosen_variant,
-            "ranges": self.range_list,
-            "gate": self.gate,
-        }
+        return decompose(
+            raw,
+            group_ids,
+            token_counts,
+            conditioned=self.conditioned(raw),
+            weights=self.weights_at(step),
+            whiten=config.whiten,
+            epsilon=config.epsilon,
+            scale=config.scale,
+            variant=config.chosen_variant,
+            ranges=self.range_list,
+            gate=self.gate,
+        )
 
     @property
     def range_list(self) -> Ranges:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gdpo_verl import diagnostics
-from gdpo_verl.advantage import Decomposition, MaskedRows, TurnDecomposition, Turns, decompose
+from gdpo_verl.advantage import Decomposition, MaskedRows, TurnDecomposition, Turns
 from gdpo_verl.advantage.checks import read_number
 from gdpo_verl.config import Objective
 from gdpo_verl.plugin.row_key import RowKey
@@ -24,7 +24,6 @@ from gdpo_verl.reward_dicts import (
     read_components,
     turn_lists,
     unnested,
-    weighted_sum,
 )
 
 # The largest share of a batch's responses that may be without a reward; above it training ends.
@@ -136,7 +135,6 @@ class RewardBatch:
       rows: as they were handed in.
       raw: float64, shape (B, K), in reward units, as the reward returned them; NaN where
         not scored and in padding rows.
-      rewards: the same after `algorithm.gdpo.conditions`.
       token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
       mask: the response mask of the loss, shape (B, T), for components by turn.
       sessions: of the rows, S in all.
@@ -147,7 +145,6 @@ class RewardBatch:
 
     rows: RewardRows
     raw: Tensor
-    rewards: Tensor
     token_counts: Tensor | None
     mask: Tensor | None
     sessions: Sessions
@@ -191,7 +188,6 @@ class RewardBatch:
         return cls(
             rows=rows,
             raw=raw,
-            rewards=objective.conditioned(raw),
             token_counts=token_counts,
             mask=mask,
             sessions=sessions,
@@ -208,8 +204,7 @@ class RewardBatch:
     @property
     def error_share(self) -> diagnostics.Weighted:
         """The share of the sessions without a reward."""
-        sessions = len(self.infos)
-        return diagnostics.Weighted(len(self.errors) / max(sessions, 1), sessions)
+        return diagnostics.Weighted.of(len(self.errors), len(self.infos))
 
     def check_errors(self) -> None:
         """Raise RewardErrors where too many sessions are without a reward, or a component.
@@ -231,13 +226,8 @@ class RewardBatch:
         tokens = None
         if self.token_counts is not None:
             tokens = self.sessions.sums(self.token_counts.to("cpu", torch.float64))
-        return decompose(
-            self.raw[last],
-            self.group_ids,
-            tokens,
-            conditioned=self.rewards[last],
-            **self.rows.objective.settings_at(self.rows.global_step),
-        )
+        objective = self.rows.objective
+        return objective.decompose(self.raw[last], self.group_ids, tokens, self.rows.global_step)
 
     @cached_property
     def turn_lists(self) -> dict[str, list[list[float] | None]]:
@@ -302,15 +292,12 @@ class RewardBatch:
 
     def score(self) -> Tensor:
         """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
-        return weighted_sum(self.rewards, self.rows.objective)
+        return self.rows.objective.score(self.raw)
 
     def returned_score(self) -> Tensor:
         """The same without the derived components, of which the reward knows nothing."""
         objective = self.rows.objective
-        if not objective.config.derived:
-            return self.score()
-        returned = torch.where(objective.is_derived, torch.nan, self.raw)
-        return weighted_sum(objective.conditioned(returned), objective)
+        return objective.score(torch.where(objective.is_derived, torch.nan, self.raw))
 
 
 def _parse_error_code(value: Any) -> int | None:

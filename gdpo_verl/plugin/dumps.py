@@ -119,8 +119,7 @@ class Dump:
         if self.variant:
             of_sessions.append(trained)
         tokens = decomposition.token_counts
-        if tokens is None:
-            tokens = torch.full_like(decomposition.gdpo, torch.nan)
+        assert tokens is not None, "rows of the seam come with their response mask"
         sessions = batch.sessions
         columns = [sessions.to_rows(each) for each in (tokens, *of_sessions)]
         table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[sessions.real].tolist()

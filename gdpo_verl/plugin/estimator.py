@@ -66,21 +66,17 @@ def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     return original(data, *args, **kwargs)
 
 
-def joined(rows: RewardRows, data: Any, *, count_tokens: bool = True) -> RewardBatch:
+def joined(rows: RewardRows, data: Any) -> RewardBatch:
     """Join rows to sessions where verl has called no estimator of ours.
 
     Args:
       data: verl's `DataProto` of the rows.
-      count_tokens: for whitening.
 
     Raises:
       RewardErrors: too many are without a reward.
     """
-    counts = None
     mask = data.batch["response_mask"]
-    if count_tokens:
-        counts = MaskedRows(mask, len(rows.keys), torch.float32).counts
-    batch = RewardBatch.of(rows, data.non_tensor_batch["uid"], counts, mask)
+    batch = RewardBatch.of(rows, data.non_tensor_batch["uid"], mask.sum(dim=1), mask)
     batch.check_errors()
     return batch
 

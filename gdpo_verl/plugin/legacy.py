@@ -37,8 +37,8 @@ def metrics_of(batch: Any) -> dict[str, float]:
         return metrics
     with given_up_on_error(trainer):
         columns = batch.non_tensor_batch
-        uids = batch.non_tensor_batch["uid"]
-        rewards = estimator.joined(estimator.rows_of_columns(seam.objective, uids, columns), batch)
+        rows = estimator.rows_of_columns(seam.objective, columns["uid"], columns)
+        rewards = estimator.joined(rows, batch)
         seam.check_score(rewards, batch)
         if seam.objective.config.metrics:
             # Trackers write plain numbers alone.

@@ -102,8 +102,8 @@ class Seam:
         wants_dump = DumpSettings.of(self.config.trainer).has(step.rows.global_step)
         batch = step.batch
         if batch is None and (wants_metrics or wants_dump):
-            # Another estimator was called. Tokens count in GDPO's whitening alone: for the dump.
-            batch = estimator.joined(step.rows, step.data, count_tokens=wants_dump)
+            # Another estimator was called.
+            batch = estimator.joined(step.rows, step.data)
         if batch is None:
             return
         if step.data is not None:
@@ -116,15 +116,11 @@ class Seam:
 
     def metrics(self, batch: RewardBatch, failed_sessions: int = 0) -> dict[str, float]:
         """The metrics of a batch."""
-        objective = self.objective
         metrics = diagnostics.batch_metrics(
             batch.decomposition,
-            objective.keys,
-            ranges=objective.ranges,
-            outcome=objective.outcome_column,
+            self.objective,
             failed_sessions=failed_sessions,
             trains=self.estimates,
-            scheduled=bool(objective.config.schedule),
             by_turn=batch.by_turn,
         )
         for key, lists in batch.turn_lists.items():

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from gdpo_verl import advantages_of, gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import decompose
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
@@ -128,10 +127,9 @@ def test_figures_are_the_metrics_of_a_training(replayed):
     found = replayed(rows)
     objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
     groups = [row["input"] for row in rows]
-    settings = objective.settings_at(1)
-    decomposition = decompose(matrix(rows), groups, torch.ones(len(rows)), **settings)
+    decomposition = objective.decompose(matrix(rows), groups, torch.ones(len(rows)), 1)
     for place, trains in enumerate((False, True)):
-        metrics = batch_metrics(decomposition, KEYS, outcome=0, trains=trains)
+        metrics = batch_metrics(decomposition, objective, trains=trains)
         for key in KEYS:
             figures = {name: pair[place] for name, pair in found["components"][key].items()}
             assert figures["influence"] == pytest.approx(metrics[f"gdpo/{key}/influence"])

@@ -154,8 +154,7 @@ def test_coverage_by_hand(
 ) -> None:
     table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
     names = ["gdpo/singleton_groups", "gdpo/unscored_rows", "gdpo/failed_sessions"]
-    options = {"failed_sessions": failed} if failed else {}
-    found = coverage_metrics(table, groups, **options)
+    found = coverage_metrics(decompose(table, groups), failed)
     assert found == pytest.approx(dict(zip(names, expected, strict=True)))
 
 

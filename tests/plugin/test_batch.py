@@ -136,7 +136,7 @@ def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding() -> None:
 def test_a_reward_written_as_the_threshold_meets_it(value: Any) -> None:
     condition = {"correctness": {"on": "format", "at_least": 0.7}}
     batch = of_one_prompt(*infos((value, 1.0), (0.699, 1.0)), conditions=condition)
-    assert batch.rewards[:, 1].tolist() == [1.0, 0.0]
+    assert batch.decomposition.rewards[:, 1].tolist() == [1.0, 0.0]
 
 
 def test_a_reward_manager_gets_a_copy_of_the_row() -> None:
@@ -209,6 +209,6 @@ def test_a_component_that_a_condition_leaves_out_is_no_failure_of_its_judge() ->
     names = [f"u_{row}_0" for row in range(4)]
     wanted = GdpoConfig(conditions=condition).resolve(declared)
     batch = RewardBatch.of(RewardRows(wanted, [{"judge": 1.0}] * 4, names), ["u"] * 4)
-    assert bool(batch.rewards[:, 1].isnan().all())
+    assert bool(batch.decomposition.rewards[:, 1].isnan().all())
     batch.check_errors()
     assert batch.error_share == 0.0

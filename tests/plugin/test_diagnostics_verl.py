@@ -25,7 +25,7 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     names = component_metrics(rewards, groups, [component], ranges={component: (0.0, 3.0)})
     found = decompose(rewards, groups)
     names |= contribution_metrics(found, [component]) | collapse_metrics(found)
-    names |= coverage_metrics(rewards, groups)
+    names |= coverage_metrics(found)
     names |= parse_error_metrics([3]) | {"gdpo/whiten_shift": 0.0, "gdpo/whiten_gain": 1.0}
     assert len(names) == (7 + 1) + (1 + 2 + 3 + 2 + 1 + 1)
     aggregator = MetricsAggregator()

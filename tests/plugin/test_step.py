@@ -105,8 +105,7 @@ def test_each_metric_is_of_the_right_sessions_before_or_after_conditions() -> No
     # The format as it was returned: of the last two without a condition 1, 0 and 1.
     returned[:, 0] = torch.tensor([1, 1, 1, 1, 1, 1, 0, 1])
     found = decompose(returned, GROUPS, MASK.sum(dim=1), conditioned=COUNTED)
-    ranges = {"format": (0.0, 1.0), "correctness": (-3.0, 3.0)}
-    expected = batch_metrics(found, seam.objective.keys, ranges=ranges, outcome=1)
+    expected = batch_metrics(found, seam.objective)
     # 4 of a_1's last output and of c_0, 1 of d_0.
     expected |= parse_error_metrics([0, 4, 0, 0, 0, 4, 0, 1]) | {"gdpo/reward_errors": 0.0}
     assert metrics == pytest.approx(expected)

@@ -196,7 +196,7 @@ def _alike(one: Any, other: Any) -> bool:
 def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
     """Complain of rewards that do not vary within any group; a note where answers may not fit."""
     several = sum(size > 1 for size in Counter(batch.group_ids).values())
-    if not several or groups_that_vary(batch.rewards, batch.group_ids):
+    if not several or groups_that_vary(batch.decomposition.rewards, batch.group_ids):
         return
     text = f"no component differs between two answers to one prompt, in any of {several} prompts"
     if truth_may_not_be_an_answer(readable):
@@ -255,7 +255,8 @@ def _one_orders(batch: RewardBatch) -> bool:
     objective = batch.rows.objective
     low = {key: limits[0] for key, limits in objective.ranges.items()}
     # One that some answers lack varies, and is not at its lowest for every answer.
-    columns = dict(zip(objective.keys, batch.rewards.nan_to_num(math.inf).T, strict=True))
+    rewards = batch.decomposition.rewards.nan_to_num(math.inf)
+    columns = dict(zip(objective.keys, rewards.T, strict=True))
     varying = [key for key, column in columns.items() if column.min() < column.max()]
     return len(varying) == 1 and any(
         column.max() <= low.get(key, 0.0) for key, column in columns.items()

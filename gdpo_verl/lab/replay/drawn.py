@@ -35,9 +35,7 @@ def run_of_dumps(path: Path) -> Run:
         answers = [answer for batch, _ in of_step for answer in batch.answers]
         values = batch_metrics(
             setting.decompose(Batch(step, answers)),
-            setting.objective.keys,
-            ranges=setting.objective.ranges,
-            outcome=setting.objective.outcome_column,
+            setting.objective,
             trains=setting.estimator == "gdpo",
         )
         # As a tracker writes them, without the weights of their means.

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, Turns, decompose, group_normalize
+from gdpo_verl.advantage import Decomposition, Turns, group_normalize
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.config.parsing import refuse_unused
@@ -65,14 +65,9 @@ class Setting:
             row = int(uncounted.nonzero()[0])
             raise ValueError(f"{batch.places[row]}: expected {TOKENS}, found none")
         raw = self._read(batch, tokens)
-        return decompose(
-            raw,
-            batch.groups,
-            # Without them every sequence counts alike.
-            tokens.nan_to_num(1.0),
-            conditioned=self.objective.conditioned(raw),
-            **self.objective.settings_at(batch.step),
-        )
+        # Without them every sequence counts alike.
+        counts = tokens.nan_to_num(1.0)
+        return self.objective.decompose(raw, batch.groups, counts, batch.step)
 
     def _read(self, batch: Batch, tokens: Tensor) -> Tensor:
         """The components of a batch: shape (B, K).
