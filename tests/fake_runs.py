@@ -139,3 +139,9 @@ class Page(HTMLParser):
 def page_of(out: Path, *runs: Path) -> Page:
     """The report about runs, written into `out` and read again."""
     return Page(write_report(runs, out).read_text(encoding="utf-8"))
+
+
+def summary_of(out: Path, *runs: Path) -> str:
+    """The report's tables and sentences about runs, as text."""
+    write_report(runs, out)
+    return (out / "summary.md").read_text(encoding="utf-8")

@@ -28,8 +28,6 @@ from gdpo_verl.lab.report.figures import recipe_colors
 from gdpo_verl.lab.report.groups import read_step
 from gdpo_verl.lab.report.recipes import Recipe
 from gdpo_verl.lab.report.samples import choose_samples
-from gdpo_verl.lab.report.survey import read_dumps
-from gdpo_verl.lab.report.tables import quantities, summary_table
 from gdpo_verl.lab.rundir.metrics import RunError, set_aside_metrics
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
@@ -52,37 +50,22 @@ def page(written):
     return Page(written.read_text(encoding="utf-8"))
 
 
-def table_of(*paths):
-    found = [read_run(path) for path in paths]
-    return dict(summary_table(found, quantities(read_dumps(found), found[0].components)))
-
-
-def test_table_holds_the_numbers_of_the_runs(runs, tmp_path):
-    table = table_of(*runs)
-    assert table["advantage estimator"] == ("gdpo", "grpo")
-    assert table["training steps"] == ("3 of 3", "3 of 3")
-    # Three steps allow one at each end.
-    assert table["training correctness, first → last step"] == ("0.500 → 1.500", "0.500 → 1.000")
-    assert table["held-out format, before → after"] == ("0.600 → 0.900",) * 2
-    constant = "groups in which format does not vary, first → last step"
-    assert table[constant] == ("25.0% → 25.0%",) * 2
-    assert table["seconds a step (median)"] == ("2.0", "2.0")
-    # 3 steps of 2 s and one validation of 4 s.
-    assert table["time in steps and validation, without start-up"] == ("10 s", "10 s")
-    assert not any("distinct advantages" in quantity for quantity in table)
-    write_lines(tmp_path / "metrics.jsonl", [training(i, i / 10, 0.0) for i in range(1, 11)])
-    # (1+2+3+4+5)/50 and (6+7+8+9+10)/50
-    assert table_of(tmp_path)["training format, first → last 5 steps"] == ("0.300 → 0.800",)
-
-
-def test_report_writes_a_page_a_picture_and_tables(written, page):
+def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, page):
     out = written.parent
     assert {path.name for path in out.iterdir()} == {"index.html", "summary.md", "curves.png"}
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("|  | gdpo | grpo |\n|---|---|---|\n")
     for text in (
+        "| advantage estimator | gdpo | grpo |",
+        "| training steps | 3 of 3 | 3 of 3 |",
+        # Three steps allow one at each end.
+        "| training correctness, first → last step | 0.500 → 1.500 | 0.500 → 1.000 |",
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
+        "| groups in which format does not vary, first → last step | 25.0% → 25.0% | 25.0% → ",
+        "| seconds a step (median) | 2.0 | 2.0 |",
+        # 3 steps of 2 s and one validation of 4 s.
+        "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
         "- gdpo: In 1 of 2 groups (50.0%) GRPO gives the same advantage",
     ):
@@ -278,23 +261,6 @@ def test_strange_names_of_components_are_read_like_any_other(tmp_path):
     assert group["rows"][0]["scores"] == tuple(numbers.values())
 
 
-@pytest.mark.real  # verl's trainer takes long to import
-def test_validation_metrics_as_verl_names_them_are_found(tmp_path):
-    metric_utils = pytest.importorskip("verl.trainer.ppo.metric_utils")
-    values = {"format": [1.0, 0.0], "a/b": [3.0, -3.0], "reward": [4.0, -3.0]}
-    named = metric_utils.process_validation_metrics(["toolbox"] * 2, ["u", "v"], values)
-    data = {
-        f"val-aux/{source}/{name}/{statistic}": value
-        for source, of_source in named.items()
-        for name, statistics in of_source.items()
-        for statistic, value in statistics.items()
-    }
-    write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "data": data}])
-    run = read_run(tmp_path)
-    assert run.validation_series("format") == {"toolbox": [(0, 0.5)]}
-    assert run.validation_series("a/b") == {"toolbox": [(0, 0.0)]}
-
-
 def test_file_that_verls_tracker_writes_is_read(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
@@ -350,15 +316,6 @@ def test_files_under_verls_own_names_are_runs(tmp_path):
     text = page_of(tmp_path, mine).text
     assert "What each reward did: gdpo and grpo" in text
     assert "In 2 of 4 dumped groups" in text
-
-
-def test_a_directory_of_runs_stands_for_all_of_them(tmp_path):
-    paths = [write_run(tmp_path / "runs" / name, name) for name in ("gdpo", "grpo")]
-    write_lines(tmp_path / "runs/other.jsonl", [training(1, 0.5, 0.0)])
-    found = find_runs([tmp_path / "runs", paths[1], paths[0] / "metrics.jsonl"])
-    assert found[:3] == [*paths, tmp_path / "runs/other.jsonl"]
-    assert [read_run(path).name for path in found] == ["gdpo", "grpo", "other", "gdpo"]
-    assert read_run(found[3]) == read_run(paths[0])
 
 
 def test_the_quickstart_prints_what_the_report_reads(tmp_path, monkeypatch):

@@ -102,6 +102,7 @@ def test_a_folder_with_one_kind_of_run_alone_names_it(folder, name):
         (f"checkpoints/checkpoint-2/{STATE}", 2),
         ("checkpoints/checkpoint-2", 2),
         ("events/runs", 4),
+        ("verl/metrics.jsonl", 2),
         ("events/runs/Nov26_16-18-08_vm", 4),
     ],
 )
