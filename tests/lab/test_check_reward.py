@@ -119,18 +119,17 @@ class Doubling(NaiveRewardManager):
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with rewards.py, its helpers.py, managers.py and data.parquet of three rows."""
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    (tmp_path / "helpers.py").write_text(HELPERS)
-    (tmp_path / "managers.py").write_text(MANAGER)
-    write_data(tmp_path / "data.parquet")
+def work(tmp_path, monkeypatch):
+    """Work beside rewards.py, its helpers.py, managers.py and data.parquet of three rows."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    Path("rewards.py").write_text(REWARDS)
+    Path("helpers.py").write_text(HELPERS)
+    Path("managers.py").write_text(MANAGER)
+    write_data("data.parquet")
 
 
 def write_data(
-    path: Path,
+    path: str,
     *,
     drop: str | None = None,
     truths: Sequence[Any] = ("22", "44", "66"),
@@ -148,10 +147,10 @@ def write_data(
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_answers(directory: Path, *texts: str, row: int = 0) -> None:
+def write_answers(*texts: str, row: int = 0) -> None:
     """Write answers to one row into answers.jsonl."""
     lines = [json.dumps({"index": row, "answer": text}) for text in texts]
-    (directory / "answers.jsonl").write_text("\n".join(lines))
+    Path("answers.jsonl").write_text("\n".join(lines))
 
 
 @pytest.fixture
@@ -210,10 +209,8 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
         assert report["seconds"]["median"] >= 0.001
 
 
-def test_our_manager_makes_the_configured_sum_and_counts_tokens(
-    check: Callable, work: Path
-) -> None:
-    write_answers(work, "é66", row=2)
+def test_our_manager_makes_the_configured_sum_and_counts_tokens(check: Callable) -> None:
+    write_answers("é66", row=2)
     options = ["--answers", "answers.jsonl", "+algorithm.gdpo_reward_weights={mentions:5}"]
     status, shown, report = check(
         "measures", *options, "reward.reward_manager.name=gdpo_components"
@@ -281,10 +278,10 @@ def test_nested_components_are_what_the_training_makes_of_them(check: Callable) 
     assert status == 0
 
 
-def test_a_template_that_opens_the_thought_is_named(check: Callable, work: Path) -> None:
+def test_a_template_that_opens_the_thought_is_named(check: Callable) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}\n<think>\n"
-    tokenizer.save_pretrained(work / "policy")
+    tokenizer.save_pretrained("policy")
     manager = "reward.reward_manager.name=gdpo_components"
     status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy", manager)
     # The answers are written as the policy writes them: without the opening tag.
@@ -313,22 +310,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_be_checked_is_refused(check: Callable, work: Path, options: str) -> None:
-    (work / "exits.py").write_text("import os\nos._exit(3)\n")
-    write_data(work / "no_prompt.parquet", drop="prompt")
-    write_data(work / "no_source.parquet", drop="data_source")
-    write_data(work / "no_truth.parquet", truths=("22", None, "66"))
+def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> None:
+    Path("exits.py").write_text("import os\nos._exit(3)\n")
+    write_data("no_prompt.parquet", drop="prompt")
+    write_data("no_source.parquet", drop="data_source")
+    write_data("no_truth.parquet", truths=("22", None, "66"))
     status, shown, report = check(None if "--function" in options else "good", *options.split())
     assert (status, report) == (1, {})
     assert REFUSED[options] in shown
 
 
-def test_each_data_source_of_both_files_is_tried(check: Callable, work: Path) -> None:
-    write_data(work / "data.parquet", sources=("sums", "sums", "number"))
-    write_data(work / "held_out.parquet", sources=("sums", "number", "raises"))
+def test_each_data_source_of_both_files_is_tried(check: Callable) -> None:
+    write_data("data.parquet", sources=("sums", "sums", "number"))
+    write_data("held_out.parquet", sources=("sums", "number", "raises"))
     _, shown, _ = check("by_source", "--rows", "1")
     assert "row 2 (ground truth): expected compute_score to return a dict" in shown
-    write_data(work / "data.parquet")
+    write_data("data.parquet")
     # In a validation a bare number will do.
     _, _, report = check("by_source", "data.val_files=held_out.parquet")
     (problem,) = report["problems"]
@@ -342,10 +339,10 @@ DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts":
 
 
 def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(
-    check: Callable, work: Path
+    check: Callable,
 ) -> None:
     lines = [DUMPED | {"uid": "ab_0_0"}, DUMPED | {"uid": "ab_1_0", "output": "a\ud800"}]
-    (work / "1.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"index": 0, "answer": "2"}])))
+    Path("1.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"index": 0, "answer": "2"}])))
     status, shown, report = check("half_a_pair", "--answers", "1.jsonl")
     assert status == 0
     found = [(each["row"], each["group"], each["score"]) for each in report["answers"]]
@@ -418,15 +415,15 @@ def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callabl
     ],
 )
 def test_the_first_hang_or_crash_is_named_and_ends_the_check(
-    check: Callable, work: Path, function: str, expected: str
+    check: Callable, function: str, expected: str
 ) -> None:
-    write_answers(work, "22", "", "22")
+    write_answers("22", "", "22")
     seconds = "1" if "1 s" in expected else "60"  # a busy machine takes its time over a crash
     status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
     assert status == 1
     (problem,) = [line for line in report["problems"] if "row 0 (answers.jsonl): it " in line]
     assert expected in problem
-    above, _, _ = (work / "rewards.py").read_text().partition(f"\n{function} = ")
+    above, _, _ = Path("rewards.py").read_text().partition(f"\n{function} = ")
     if function != "exits":  # of which nothing tells the place
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
@@ -442,7 +439,7 @@ def test_a_gpu_that_the_command_has_used_is_not_handed_on(
 
 
 def test_killed_command_leaves_no_process(work: Path) -> None:
-    (work / "hangs.py").write_text(
+    Path("hangs.py").write_text(
         "import os, pathlib\n"
         "def compute_score(*args, **kwargs):\n"
         "    pathlib.Path('pid').write_text(str(os.getpid()))\n"
@@ -451,11 +448,11 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "check-reward", "--function", "hangs.py"]
     process = subprocess.Popen([*command, "--data", "data.parquet", "--timeout", "5000"])
     try:
-        wait_for(lambda: (work / "pid").exists() and bool((work / "pid").read_text()))
+        wait_for(lambda: Path("pid").exists() and bool(Path("pid").read_text()))
     finally:
         process.kill()
         process.wait()
-    worker = int((work / "pid").read_text())
+    worker = int(Path("pid").read_text())
     wait_for(lambda: not session(worker))
 
 

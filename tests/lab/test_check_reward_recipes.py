@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,11 @@ TESTS = [
 
 
 @pytest.fixture
-def recipe(check: Callable, work: Path) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+def recipe(check: Callable) -> Callable[..., tuple[int, str, dict[str, Any]]]:
     """Check a recipe's reward, without its model, on three rows of these ground truths."""
 
     def run(name: str, truths: list[str], *options: str) -> tuple[int, str, dict[str, Any]]:
-        write_data(work / "rows.parquet", truths=truths)
+        write_data("rows.parquet", truths=truths)
         data = ["--recipe", name, "--data", "rows.parquet", *options]
         return check(None, *data, "actor_rollout_ref.model.path=null")
 
@@ -65,9 +64,7 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable) -
     ) in report["problems"]
 
 
-def test_under_its_condition_repeating_the_topic_is_paid_nothing(
-    recipe: Callable, work: Path
-) -> None:
+def test_under_its_condition_repeating_the_topic_is_paid_nothing(recipe: Callable) -> None:
     pytest.importorskip("if_verifiable")
     pytest.importorskip("wordllama")
     truth = {
@@ -76,7 +73,7 @@ def test_under_its_condition_repeating_the_topic_is_paid_nothing(
         "kwargs": [{}],
     }
     own = "The ocean covers most of the planet. Fish and whales live in it as ships cross it."
-    write_answers(work, own, "the sea " * 8)
+    write_answers(own, "the sea " * 8)
     options = ("--answers", "answers.jsonl")
     name = "instructions/gdpo_conditioned"
     _, _, report = recipe(name, [json.dumps(truth)] * 3, *options)
@@ -90,9 +87,7 @@ def test_under_its_condition_repeating_the_topic_is_paid_nothing(
     next(working_protections(), None) is None,
     reason="no sandbox works here: apt install bubblewrap",
 )
-def test_programs_that_do_not_differ_are_a_problem_unless_made_up(
-    recipe: Callable, work: Path
-) -> None:
+def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe: Callable) -> None:
     status, shown, report = recipe("code/gdpo_strict", TESTS)
     assert status == 0
     assert all(answer["score"] == 0.0 for answer in report["answers"])
@@ -102,13 +97,13 @@ def test_programs_that_do_not_differ_are_a_problem_unless_made_up(
     right, three, four = (
         f"```python\nprint({text})\n```" for text in ("2 * int(input())", "3", "4")
     )
-    write_answers(work, right, three)
+    write_answers(right, three)
     status, _, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     # Both run; the right one passes and is short.
     assert (status, scores(report)) == (0, {"answers.jsonl": [3.0, 1.0]})
     assert report["sandboxes"] == [next(working_protections()).name]
 
-    write_answers(work, four, three)
+    write_answers(four, three)
     status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
     assert "PROBLEM  no component differs between two answers to one prompt" in shown

@@ -131,14 +131,14 @@ def test_recipe_that_names_other_places_keeps_them(conf):
     assert config.trainer.n_gpus_per_node == 3
 
 
-def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(check, work):
+def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(check):
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
-    (work / "mine").mkdir()
+    Path("mine").mkdir()
     head = "# @package _global_\ndefaults: [/ppo_trainer, /hardware: cpu, _self_]\n"
     head += "hydra: {searchpath: [pkg://verl.trainer.config, pkg://gdpo_verl.recipes]}\n"
-    (work / "mine/gdpo.yaml").write_text(head + text.replace("HOST:8000", "127.0.0.1:9"))
-    write_data(work / "rows.parquet", truths=["2222"] * 3)
-    options = ["--config-dir", str(work), "--recipe", "mine/gdpo", "--data", "rows.parquet"]
+    Path("mine/gdpo.yaml").write_text(head + text.replace("HOST:8000", "127.0.0.1:9"))
+    write_data("rows.parquet", truths=["2222"] * 3)
+    options = ["--config-dir", ".", "--recipe", "mine/gdpo", "--data", "rows.parquet"]
     options += ["actor_rollout_ref.model.path=null"]
     again = "reward.custom_reward_function.reward_kwargs.judge.repeats=0"
     status, output, _ = check(None, *options, f"+{again}")
@@ -173,28 +173,22 @@ def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take
 ):
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     # A function is one line, or ends with a brace that stands alone.
-    functions = "\n".join(re.findall(r"^\w+\(\) \{(?: .*\}|\n[\s\S]*?\n\})$", script, re.MULTILINE))
-    metrics = tmp_path / "metrics.jsonl"
+    functions = re.findall(r"^\w+\(\) \{(?: .*\}|\n[\s\S]*?\n\})$", script, re.MULTILINE)
 
-    def line(step: int, seconds: float) -> str:
-        data = {"val-core/format": 0.5, "timing_s/step": seconds, "timing_s/gen": 2.0}
+    def line(step, **seconds):
         # As verl's file logger writes it: without spaces.
-        return json.dumps({"step": step, "data": data}, separators=(",", ":")) + "\n"
+        record = {"step": step, "data": {"val-core/format": 0.5, **seconds}}
+        return json.dumps(record, separators=(",", ":")) + "\n"
 
-    if before:
-        metrics.write_text("".join(line(step, 500.0) for step in range(1, before + 1)))
-    shell = f"{functions}\nset -euo pipefail\nsteps={steps}\nsay_rest {tmp_path}"
-    with subprocess.Popen(["bash", "-c", shell], stdout=subprocess.PIPE, text=True) as saying:
-        try:
-            with pytest.raises(subprocess.TimeoutExpired):
-                saying.wait(timeout=2)  # nothing is said before the first steps
-            if before:  # as a training does that is started again
-                metrics.rename(tmp_path / "metrics.1.jsonl")
-            with metrics.open("a") as file:
-                file.write(json.dumps({"step": before, "data": {"val-core/format": 0.5}}) + "\n")
-                for step, seconds in enumerate((70.0, 50.0, 60.0), start=before + 1):
-                    file.write(line(step, seconds))
-            said = saying.communicate(timeout=20)[0]
-        finally:
-            saying.kill()
+    def trained(step, seconds):
+        return line(step, **{"timing_s/step": seconds, "timing_s/gen": 2.0})
+
+    earlier = [trained(step, 500.0) for step in range(1, before + 1)]
+    (tmp_path / "metrics.1.jsonl").write_text("".join(earlier))
+    new = [trained(before + n, seconds) for n, seconds in ((1, 70.0), (2, 50.0), (3, 60.0))]
+    (tmp_path / "new").write_text("".join([line(before), *new]))
+    # The training goes on by a line whenever the script waits.
+    functions += ["sleep() { head -n $((++lines)) new > metrics.jsonl; }"]
+    shell = [*functions, "set -euo pipefail", "lines=0", f"steps={steps}", "say_rest ."]
+    said = subprocess.check_output(["bash", "-c", "\n".join(shell)], cwd=tmp_path, text=True)
     assert said.startswith(f"     both trainings take about {rest}   [")

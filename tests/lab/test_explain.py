@@ -22,9 +22,7 @@ from pages import new_page
 from waiting import HANGS, wait_for
 
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.explain import charts, compare, examples, phantom, study, toy, units
-
-HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+from gdpo_verl.lab.explain import compare, examples, phantom, study, toy, units
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +47,6 @@ def test_the_static_page_holds_every_picture_and_asks_nobody(static):
         re.fullmatch(r"#.*|https://arxiv\.org/abs/[\d.]+", address) for address in found.references
     )
     assert "@import" not in static
-
-
-def test_the_models_text_is_text():
-    rollout = compare.Rollout(HOSTILE, (1.0,), 1.0, (1.0,), 0.5, 0.5, HOSTILE, True)
-    parts = charts.PARTS
-    markup = parts.bars([rollout], {HOSTILE: HOSTILE}, (HOSTILE, {HOSTILE: 1.0}))
-    markup += parts.table([HOSTILE], [[HOSTILE]]) + parts.no_advantages(HOSTILE)
-    markup += parts.folded(HOSTILE, HOSTILE) + parts.folded(HOSTILE, HOSTILE, preformatted=True)
-    found = Page(charts.block("hostile", markup))
-    assert not {"script", "img"} & set(found.tags)
-    assert found.text.count(HOSTILE) == 11
 
 
 def test_what_keeps_the_page_from_being_served_is_said(monkeypatch, capsys):

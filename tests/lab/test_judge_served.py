@@ -111,9 +111,7 @@ def expected_value(model: Any, tokenizer: Any, question: str) -> float:
     return float(shares @ torch.arange(5, dtype=torch.float64) / 4)
 
 
-def test_check_reward_asks_vllm_at_an_address(
-    check: Callable, served: str, smollm2: Path, work: Path
-) -> None:
+def test_check_reward_asks_vllm_at_an_address(check: Callable, served: str, smollm2: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     settings = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fake_verl import word_tokenizer
 from omegaconf import OmegaConf
@@ -12,7 +10,6 @@ from transformers import Qwen2Config
 from gdpo_verl.lab import dry_run
 from gdpo_verl.lab.run.composition import compose
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs, remedy_for
-from gdpo_verl.plugin.validation import check_run
 
 BILLION = Shape(10**9, 150_000)
 MODEL = "actor_rollout_ref.model"
@@ -72,21 +69,6 @@ def test_shape_is_told_from_the_configuration_alone(tmp_path):
     model = OmegaConf.create({"path": str(tmp_path)})
     assert load_shape(model) == Shape(2 * layer + 64 + 1000 * 64, 1000)
     assert load_shape(OmegaConf.create({"path": str(tmp_path / "none")})) is None
-
-
-def test_no_estimate_of_memory_refuses_a_run(tmp_path):
-    huge = Qwen2Config(vocab_size=10**9, hidden_size=4096, num_hidden_layers=1)
-    huge.save_pretrained(tmp_path / "huge")
-    data = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"data_source": ["toolbox"]}), data)
-    overrides = [f"{MODEL}.path={tmp_path / 'huge'}"]
-    overrides += [f"data.{name}_files={data}" for name in ("train", "val")]
-    check_run(compose("toolbox/gdpo", overrides))
-    # On GPUs, whose memory is not counted here.
-    gpu = ["hardware=gpu1", *overrides]
-    found = dry_run.dry_run("toolbox/gdpo", tmp_path / "run", gpu)
-    assert "8192.34 billion weights" in found.to_text()
-    assert not any(problem.startswith(f"{MODEL}.path") for problem in found.problems)
 
 
 def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path):

@@ -22,7 +22,6 @@ from trainings import RECIPES, Training
 from gdpo_verl.lab.policy import train_tokenizer
 from gdpo_verl.lab.policy.demonstrations import next_turn
 from gdpo_verl.lab.policy.tasks import TASKS
-from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.run.launch import composed
 from gdpo_verl.lab.tasks.generated import examples
 from gdpo_verl.rewards import parse_error
@@ -347,9 +346,6 @@ def test_two_steps_train_and_dump_whole_sessions(
         assert len(rows) == len({row["uid"] for row in rows}) == 32  # one entry a session
         assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over the policy's own tokens
         assert metrics["actor/grad_norm"] > 0
-        for name in NAMES:
-            mean = sum(row[name] for row in rows) / len(rows)
-            assert metrics[f"rewards/{name}/mean"] == pytest.approx(mean, abs=1e-6)
         assert metrics["rewards/correctness/std"] > 0
         # Whitened over its own tokens; with those of the tools it was 0.05 to 0.15 away from 0.
         own = [own_tokens(row["output"], tokenizer) for row in rows]
@@ -367,9 +363,6 @@ def test_two_steps_train_and_dump_whole_sessions(
         assert result == f"\ntool\n{tool_turns.told((*call.values(),))}"
         told += result.endswith(f"\n{row['gts']}")
     assert told > len(right) / 2  # at times a policy is right though its last call was not
-    page = write_report([run.directory], tmp_path / "report").read_text()
-    escaped = page.replace(r"\u003c", "<").replace(r"\u003e", ">")
-    assert any(json.dumps(row["output"]) in escaped for row in right)
 
 
 def test_the_reward_can_be_tried_before_a_training(tmp_path: Path) -> None:
