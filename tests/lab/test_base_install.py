@@ -28,7 +28,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_mathematics_needs_torch_and_numpy_alone() -> None:
+def test_the_mathematics_needs_torch_and_numpy_alone():
     process = run(
         "import torch, gdpo_verl, gdpo_verl.diagnostics, gdpo_verl.rewards.gsm8k\n"
         "rewards, mask = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(2, 1)\n"
@@ -45,7 +45,7 @@ def test_the_mathematics_needs_torch_and_numpy_alone() -> None:
     assert process.stdout.startswith("[0.70")
 
 
-def test_a_command_says_what_to_install() -> None:
+def test_a_command_says_what_to_install():
     needs = {
         "report x": "report",
         "train toolbox/gdpo": "verl",
@@ -65,7 +65,7 @@ def test_a_command_says_what_to_install() -> None:
         assert re.fullmatch(sentence, line)
 
 
-def test_doctor_does_not_ask_for_verl_beside_trl() -> None:
+def test_doctor_does_not_ask_for_verl_beside_trl():
     # A TRL of which the trainer finds nothing, and verl gone.
     process = run(
         "import sys, types\n"
@@ -85,7 +85,7 @@ def test_doctor_does_not_ask_for_verl_beside_trl() -> None:
     )
 
 
-def test_doctor_names_the_extras_and_looks_no_further_without_verl() -> None:
+def test_doctor_names_the_extras_and_looks_no_further_without_verl():
     process = run(
         "from gdpo_verl.lab import doctor\n"
         "here = doctor.installed_version\n"

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,10 @@ def write_answers(*texts: str, row: int = 0) -> None:
 
 
 @pytest.fixture
-def check(
-    work: Path, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+def check(work, capfd):
     """Run the command; returns its status, what it printed, and its JSON."""
 
-    def run(function: str | None, *options: str) -> tuple[int, str, dict[str, Any]]:
+    def run(function, *options):
         named = ["--function", f"rewards.py:{function}"] if function else []
         data = [] if "--data" in options else ["--data", "data.parquet"]
         # A busy machine is no slow reward. Of an option that is given twice the last counts.
@@ -184,7 +182,7 @@ def scores(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
 
 @pytest.mark.parametrize("function", ["prints", "good_async"])
-def test_made_up_answers_through_verls_naive_manager(check: Callable, function: str) -> None:
+def test_made_up_answers_through_verls_naive_manager(check, function):
     status, shown, report = check(function)
     # Three rows with the truths 22, 44 and 66. "right" + "short": an empty answer and half a truth
     # are short, the 200 random characters are neither, nor is a truth within tags.
@@ -209,7 +207,7 @@ def test_made_up_answers_through_verls_naive_manager(check: Callable, function: 
         assert report["seconds"]["median"] >= 0.001
 
 
-def test_our_manager_makes_the_configured_sum_and_counts_tokens(check: Callable) -> None:
+def test_our_manager_makes_the_configured_sum_and_counts_tokens(check):
     write_answers("é66", row=2)
     options = ["--answers", "answers.jsonl", "+algorithm.gdpo_reward_weights={mentions:5}"]
     status, shown, report = check(
@@ -224,7 +222,7 @@ def test_our_manager_makes_the_configured_sum_and_counts_tokens(check: Callable)
     assert "PROBLEM  row 2 (answers.jsonl): it raised KeyError: 'response_length'" in shown
 
 
-def test_users_manager_from_a_file(check: Callable) -> None:
+def test_users_manager_from_a_file(check):
     status, shown, report = check(
         None,
         "reward.reward_manager.source=importlib",
@@ -255,14 +253,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("reward", BROKEN)
-def test_a_broken_reward_is_named(check: Callable, reward: str) -> None:
+def test_a_broken_reward_is_named(check, reward):
     status, shown, _ = check(*reward.split())
     assert status == 1
     problems = [line for line in shown.splitlines() if line.startswith("PROBLEM")]
     assert BROKEN[reward] in "\n".join(problems)
 
 
-def test_nested_components_are_what_the_training_makes_of_them(check: Callable) -> None:
+def test_nested_components_are_what_the_training_makes_of_them(check):
     no_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
     status, shown, report = check("nested", *no_validation)
     assert (status, report["problems"]) == (0, [])
@@ -278,7 +276,7 @@ def test_nested_components_are_what_the_training_makes_of_them(check: Callable) 
     assert status == 0
 
 
-def test_a_template_that_opens_the_thought_is_named(check: Callable) -> None:
+def test_a_template_that_opens_the_thought_is_named(check):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}\n<think>\n"
     tokenizer.save_pretrained("policy")
@@ -310,7 +308,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> None:
+def test_what_cannot_be_checked_is_refused(check, options):
     Path("exits.py").write_text("import os\nos._exit(3)\n")
     write_data("no_prompt.parquet", drop="prompt")
     write_data("no_source.parquet", drop="data_source")
@@ -320,7 +318,7 @@ def test_what_cannot_be_checked_is_refused(check: Callable, options: str) -> Non
     assert REFUSED[options] in shown
 
 
-def test_each_data_source_of_both_files_is_tried(check: Callable) -> None:
+def test_each_data_source_of_both_files_is_tried(check):
     write_data("data.parquet", sources=("sums", "sums", "number"))
     write_data("held_out.parquet", sources=("sums", "number", "raises"))
     _, shown, _ = check("by_source", "--rows", "1")
@@ -338,9 +336,7 @@ def test_each_data_source_of_both_files_is_tried(check: Callable) -> None:
 DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts": "44"}
 
 
-def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(
-    check: Callable,
-) -> None:
+def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(check):
     lines = [DUMPED | {"uid": "ab_0_0"}, DUMPED | {"uid": "ab_1_0", "output": "a\ud800"}]
     Path("1.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"index": 0, "answer": "2"}])))
     status, shown, report = check("half_a_pair", "--answers", "1.jsonl")
@@ -363,9 +359,7 @@ def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(
     ],
     ids=["no such row", "not an answer", "another truth", "another prompt", "not an object"],
 )  # fmt: skip
-def test_answers_that_cannot_be_used_are_refused(
-    tmp_path: Path, line: object, expected: str
-) -> None:
+def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
     question = [{"role": "user", "content": "what is 22 + 22?"}]
     row = {"raw_prompt": question, "reward_model": {"ground_truth": "44"}}
     file = tmp_path / "answers.jsonl"
@@ -375,7 +369,7 @@ def test_answers_that_cannot_be_used_are_refused(
 
 
 @pytest.mark.real
-def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, policy: Path) -> None:
+def test_answers_sampled_from_a_local_model(check, toolbox, policy):
     status, _, report = check(
         None,
         *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
@@ -397,7 +391,7 @@ def test_answers_sampled_from_a_local_model(check: Callable, toolbox: Path, poli
 # ---------------------------------------------------------------- a separate process
 
 
-def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callable) -> None:
+def test_an_answer_that_raises_is_named_and_the_others_are_scored(check):
     status, shown, report = check("raises", "--rows", "2")
     assert status == 1
     assert "PROBLEM  row 0 (empty): it raised ZeroDivisionError: division by zero (" in shown
@@ -414,9 +408,7 @@ def test_an_answer_that_raises_is_named_and_the_others_are_scored(check: Callabl
         ("crashes", "ended its process with signal 11, Segm"),
     ],
 )
-def test_the_first_hang_or_crash_is_named_and_ends_the_check(
-    check: Callable, function: str, expected: str
-) -> None:
+def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, expected):
     write_answers("22", "", "22")
     seconds = "1" if "1 s" in expected else "60"  # a busy machine takes its time over a crash
     status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
@@ -430,15 +422,13 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(
     assert "note     1 answers were not scored" in shown
 
 
-def test_a_gpu_that_the_command_has_used_is_not_handed_on(
-    check: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_the_command_has_used_is_not_handed_on(check, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     status, _, report = check("good", "--rows", "1")
     assert (status, scores(report)["ground truth"]) == (0, [2.0])
 
 
-def test_killed_command_leaves_no_process(work: Path) -> None:
+def test_killed_command_leaves_no_process(work):
     Path("hangs.py").write_text(
         "import os, pathlib\n"
         "def compute_score(*args, **kwargs):\n"
@@ -456,7 +446,7 @@ def test_killed_command_leaves_no_process(work: Path) -> None:
     wait_for(lambda: not session(worker))
 
 
-def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check: Callable) -> None:
+def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check):
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     loop.run_until_complete(loop.run_in_executor(None, int))  # its thread now waits for work

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from protected import working_protections
@@ -19,10 +17,10 @@ TESTS = [
 
 
 @pytest.fixture
-def recipe(check: Callable) -> Callable[..., tuple[int, str, dict[str, Any]]]:
+def recipe(check):
     """Check a recipe's reward, without its model, on three rows of these ground truths."""
 
-    def run(name: str, truths: list[str], *options: str) -> tuple[int, str, dict[str, Any]]:
+    def run(name, truths, *options):
         write_data("rows.parquet", truths=truths)
         data = ["--recipe", name, "--data", "rows.parquet", *options]
         return check(None, *data, "actor_rollout_ref.model.path=null")
@@ -44,9 +42,7 @@ def recipe(check: Callable) -> Callable[..., tuple[int, str, dict[str, Any]]]:
          {"ground truth": [3.5] * 3, "empty": [-3.0] * 3}),
     ],
 )  # fmt: skip
-def test_a_recipe_reads_the_truth_in_its_own_form(
-    recipe: Callable, name: str, truths: list[str], expected: dict[str, list[float]]
-) -> None:
+def test_a_recipe_reads_the_truth_in_its_own_form(recipe, name, truths, expected):
     name, *options = name.split()
     status, shown, report = recipe(name, truths, *options)
     assert (status, {kind: scores(report)[kind] for kind in expected}) == (0, expected)
@@ -55,7 +51,7 @@ def test_a_recipe_reads_the_truth_in_its_own_form(
         assert "note     'length' is 1 for every answer" in shown
 
 
-def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable) -> None:
+def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe):
     status, _, report = recipe("gsm8k/gdpo_strict", ["22", "forty-two", "forty-two"])
     assert status == 1
     assert (
@@ -64,7 +60,7 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe: Callable) -
     ) in report["problems"]
 
 
-def test_under_its_condition_repeating_the_topic_is_paid_nothing(recipe: Callable) -> None:
+def test_under_its_condition_repeating_the_topic_is_paid_nothing(recipe):
     pytest.importorskip("if_verifiable")
     pytest.importorskip("wordllama")
     truth = {
@@ -87,7 +83,7 @@ def test_under_its_condition_repeating_the_topic_is_paid_nothing(recipe: Callabl
     next(working_protections(), None) is None,
     reason="no sandbox works here: apt install bubblewrap",
 )
-def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe: Callable) -> None:
+def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe):
     status, shown, report = recipe("code/gdpo_strict", TESTS)
     assert status == 0
     assert all(answer["score"] == 0.0 for answer in report["answers"])

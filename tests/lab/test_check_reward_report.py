@@ -57,7 +57,7 @@ def with_last(**changes: object) -> list[RewardResult]:
     return [*GOOD[:3], result(**{"score": -1.0, "a": 0.0, "b": -1.0, "parse_error": 4} | changes)]
 
 
-def test_summary_of_hand_made_results() -> None:
+def test_summary_of_hand_made_results():
     # Scored again, one is faster, and one rounds its sum in another way.
     again = {0: replace(GOOD[0], seconds=0.003), 3: result(-1.0 + 1e-13, 0.1, a=0.0, b=-1.0)}
     report = report_of(again=again)
@@ -106,12 +106,12 @@ def test_summary_of_hand_made_results() -> None:
     ],
     ids=["out of range", "score is another sum", "missing key", "a number", "slow"],
 )  # fmt: skip
-def test_each_problem_is_named_once(results: list[RewardResult], expected: str) -> None:
+def test_each_problem_is_named_once(results, expected):
     (problem,) = report_of(results)["problems"]
     assert problem.startswith(expected)
 
 
-def test_components_neither_declared_nor_named_are_a_problem() -> None:
+def test_components_neither_declared_nor_named_are_a_problem():
     report = report_of(declared=())
     (problem,) = report["problems"]
     assert problem.startswith("algorithm.gdpo_reward_keys: the reward declares no components")
@@ -151,9 +151,9 @@ def alike(*codes: int | None) -> list[RewardResult]:
     ],
 )  # fmt: skip
 def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers(
-    results: list[RewardResult], text: str, kind: str, expected: str
-) -> None:
-    def complaints(results: list[RewardResult]) -> list[tuple[str, str]]:
+    results, text, kind, expected
+):
+    def complaints(results):
         answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
         report = report_of(results, answers=answers)
         texts = [(key, each) for key in ("problems", "notes") for each in report[key]]
@@ -164,7 +164,7 @@ def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers(
     assert complaints(GOOD) == []
 
 
-def test_score_follows_weights_and_conditions() -> None:
+def test_score_follows_weights_and_conditions():
     # 2 a + b where a is 1, else 2 a: 4, 0, 1, 0.
     results = [
         result(score, a=each.info["a"], b=each.info["b"])
@@ -182,7 +182,7 @@ def test_score_follows_weights_and_conditions() -> None:
     assert f"{name} -1 " in "".join(unknown["notes"])
 
 
-def test_other_keys_and_optional_components_that_no_answer_has_are_noted() -> None:
+def test_other_keys_and_optional_components_that_no_answer_has_are_noted():
     (keys, _) = report_of(with_last(extra=1))["notes"]
     expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"
     assert keys.startswith(expected)
@@ -192,7 +192,7 @@ def test_other_keys_and_optional_components_that_no_answer_has_are_noted() -> No
     assert (report["problems"], report["notes"]) == ([], ["'b' is not scored in any answer"])
 
 
-def test_answers_of_a_policy_tell_what_the_rewards_can_teach() -> None:
+def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
     answers = [CheckedAnswer(row, "sampled", "text", row) for row in range(40) for _ in range(16)]
     # In each prompt half of the answers have a; two of the forty have b, once each.
     results = []

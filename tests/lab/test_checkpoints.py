@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -103,7 +102,7 @@ def test_only_checkpoint_stays_until_the_next_is_whole(tmp_path):
     trainer = SimpleNamespace(config=config, global_steps=0)
     seen = []
 
-    def upstream(trainer: Any) -> None:
+    def upstream(trainer):
         seen.append(trainer.config.trainer.max_actor_ckpt_to_keep)
         assert checkpoints.last_complete(tmp_path)[0] == trainer.global_steps - 1
         write_checkpoint(tmp_path, trainer.global_steps)

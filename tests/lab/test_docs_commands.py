@@ -75,7 +75,7 @@ def test_verls_own_command_composes_and_its_settings_are_known():
 
 
 @pytest.fixture
-def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def conf(tmp_path, monkeypatch):
     """A clone in which the page's commands that make a recipe of one's own have been run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

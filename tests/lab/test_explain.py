@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,7 +63,7 @@ def test_what_keeps_the_page_from_being_served_is_said(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[SimpleNamespace]:
+def server(tmp_path_factory):
     """`gdpo-verl explain` and the address it printed; at the end Ctrl-C."""
     if not importlib.util.find_spec("marimo"):
         pytest.skip("marimo is not installed: pip install marimo==0.25.2")
@@ -146,7 +145,7 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     press(page, "correctness is worth", "ArrowRight")  # 1.5
     press(page, "weight of correctness", "ArrowLeft")  # 0.9
     page.get_by_text("conciseness counts only in correct answers").click()
-    options: dict[str, Any] = {"weights": (0.9, 1, 1)}
+    options = {"weights": (0.9, 1, 1)}
     options["conditions"] = {"conciseness": {"on": "correctness", "at_least": 1.5}}
     check_bars(page, "answers", twelve(1.5, **options))
     page.get_by_role("switch").click()

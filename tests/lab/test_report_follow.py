@@ -139,8 +139,8 @@ def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path):
 
 def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path, monkeypatch):
     run, page = write_run(tmp_path / "gdpo"), tmp_path / "out/index.html"
-    said: list[str] = []
-    shown: list[str] = []
+    said = []
+    shown = []
     metrics = run / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("".join(whole.splitlines(keepends=True)[:3]))
@@ -162,9 +162,7 @@ def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path, monkeypatc
     assert "data-refresh" not in last
 
 
-def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(
-    tmp_path,
-):
+def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(tmp_path):
     run = write_run(tmp_path / "gdpo")
     assert not is_running(run)
     with (run / "lock").open("a") as lock:

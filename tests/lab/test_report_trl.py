@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_runs import page_of, training, write_lines
@@ -73,8 +72,8 @@ def test_a_mixed_folder_names_each_run(folder):
     for run in map(read_run, found):
         if run.name in TRLS:
             assert run.components == ["short"]
-            trained: list[Any] = [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)]
-            held_out: list[Any] = [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
+            trained = [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)]
+            held_out = [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
             assert run.series("rewards/short/mean") == trained
             assert run.validation_series("short") == {"eval": held_out}
             assert run.training_steps == [1, 2, 3, 4]

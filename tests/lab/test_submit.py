@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,9 +54,9 @@ def test_python_of_a_job_that_has_no_ray_is_named(tmp_path):
 
 
 def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatch):
-    seen: list[str] = []
+    seen = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(command, **_):
         seen[:] = command
         sent = json.loads(command[command.index("--runtime-env-json") + 1])
         check, package, metadata = map(Path, sent["py_modules"])
@@ -74,7 +73,7 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     # A node is asked for what is a file there: neither for a hub's id nor for what is fetched.
     data = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files='/v w.parquet'"]
-    options: dict[str, Any] = {"retries": 2, "hang_after": 90.0, "ray_options": ["--no-wait"]}
+    options = {"retries": 2, "hang_after": 90.0, "ray_options": ["--no-wait"]}
     status = submit.submit(
         "tool_call/gdpo", Path("/run"), data, upload=True, env=["A=b"], **options
     )

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.tool_turns import tools as turn_tools
 from gdpo_verl.recipes.tool_turns.tools import TOOLS, guarded
 from processes import run_cli
-from trainings import RECIPES, Training
+from trainings import RECIPES
 
 from gdpo_verl.lab.policy import train_tokenizer
 from gdpo_verl.lab.policy.demonstrations import next_turn
@@ -62,9 +61,7 @@ FORMULA = "Error: expected numbers with + - * / ** and brackets, found "
          r"Error: look_up() got an unexpected keyword argument '\ud800'"),
     ],
 )  # fmt: skip
-def test_a_tool_tells_the_result_or_why_it_refuses_the_call(
-    name: str, arguments: dict[str, Any], told: str
-) -> None:
+def test_a_tool_tells_the_result_or_why_it_refuses_the_call(name, arguments, told):
     text, outcome = guarded(TOOLS[name])(**arguments)
     refused = told.startswith("Error: ")
     assert outcome == (RAISED if refused else EXECUTED)
@@ -84,8 +81,8 @@ def hang(): time.sleep(600)
 
 
 def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     (tmp_path / "users_tools.py").write_text(USERS_TOOLS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(turn_tools.__file__).parents[2]}")
@@ -104,9 +101,7 @@ def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is
     pool.close()
 
 
-def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapped(
-    tmp_path: Path,
-) -> None:
+def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapped(tmp_path):
     from verl.tools.function_tool import load_function_tools_from_path
 
     # verl loads a file under another name; what is defined in it, nobody else can import.
@@ -119,7 +114,7 @@ def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapp
 # --- the problems ---------------------------------------------------------------------
 
 
-def test_the_first_problems_are_pinned_and_take_two_or_three_calls() -> None:
+def test_the_first_problems_are_pinned_and_take_two_or_three_calls():
     assert PROBLEM.question == "What do 14 gallons of honey cost in Delhi, priced by the quart?"
     # 14 gallons are 56 quarts, at 22 each.
     assert [tool_turns.told(call) for call in PROBLEM.calls] == ["56", "22", "1232"]
@@ -131,7 +126,7 @@ def test_the_first_problems_are_pinned_and_take_two_or_three_calls() -> None:
     assert all(each.ground_truth.isdecimal() for each in drawn)
 
 
-def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal() -> None:
+def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal():
     rng = random.Random(0)
     turns = [next_turn(tool_turns.draw_example(rng), rng) for _ in range(300)]
     refused = 0
@@ -157,9 +152,7 @@ def call(name: str, **arguments: Any) -> str:
 SUM = call("calculate", expression="6 * 7")
 
 
-def test_of_a_tool_that_is_not_guarded_is_warned_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_tool_that_is_not_guarded_is_warned_once(caplog, monkeypatch):
     monkeypatch.setattr(parse_error, "_warned", set())
     info = {"calls": 1, "tool_rewards": [0.0]}
     for failure in ("Error: no such city", "Unknown function 'add'."):
@@ -171,7 +164,7 @@ def test_of_a_tool_that_is_not_guarded_is_warned_once(
     assert "function_tool(guarded(tool)), or return (text, 1.0) from it." in message
 
 
-def test_a_row_without_its_number_of_calls_cannot_be_judged() -> None:
+def test_a_row_without_its_number_of_calls_cannot_be_judged():
     found = compute_score("", f"{SUM}<answer>42</answer>", "42", {"tool_rewards": [1.0]})
     assert (found["score"], found["parse_error"]) == (0.0, ParseError.GROUND_TRUTH)
 
@@ -193,7 +186,7 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     task = TASKS["tool-turns"]
     return train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
 
@@ -223,7 +216,7 @@ def session(tokenizer: Any, *turns: str, tools: Path = TOOLS_FILE) -> Any:
     return asyncio.run(dialogue())
 
 
-def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(tokenizer: Any) -> None:
+def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(tokenizer):
     turns = [*map(tool_turns.written, PROBLEM.calls), "<answer>1232</answer>"]
     turns.insert(1, call("look_up", item="honey", city="Atlantis"))
     output = session(tokenizer, *turns)
@@ -257,9 +250,7 @@ def test_verl_masks_what_the_tools_tell_and_the_reward_sees_it(tokenizer: Any) -
         (call("look_up", item="tea", city="Oslo") * 2, [EXECUTED], "3"),
     ],
 )
-def test_nothing_that_a_policy_writes_ends_the_loop_unheard(
-    tokenizer: Any, turn: str, outcomes: list[float], told: str
-) -> None:
+def test_nothing_that_a_policy_writes_ends_the_loop_unheard(tokenizer, turn, outcomes, told):
     output = session(tokenizer, turn, SUM, "<answer>1</answer>")
     made = [*outcomes, EXECUTED] if outcomes else []  # the next call is made, too
     assert output.extra_fields["tool_rewards"] == made
@@ -267,9 +258,7 @@ def test_nothing_that_a_policy_writes_ends_the_loop_unheard(
     assert len(output.response_mask) == len(output.response_ids)
 
 
-def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(tokenizer, tmp_path):
     (tmp_path / "plain_tools.py").write_text(
         "from verl.tools.function_tool import function_tool\n\n"
         "@function_tool\n"
@@ -294,9 +283,7 @@ def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(
         )
 
 
-def test_the_tools_are_found_from_any_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tools_are_found_from_any_directory(tmp_path, monkeypatch):
     from verl.utils.import_utils import resolve_config_path
 
     # By verl itself in a clone; by `gdpo-verl train` wherever it is called.
@@ -323,9 +310,7 @@ def own_tokens(session: str, tokenizer: Any) -> int:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_two_steps_train_and_dump_whole_sessions(
-    train: Callable[..., Training], tmp_path: Path, tokenizer: Any
-) -> None:
+def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
     data, policy = tmp_path / "data", tmp_path / "policy"
     run_cli("prepare", "tool-turns", "--out", str(data))
     run_cli("make-policy", "--task", "tool-turns", "--out", str(policy))
@@ -365,7 +350,7 @@ def test_two_steps_train_and_dump_whole_sessions(
     assert told > len(right) / 2  # at times a policy is right though its last call was not
 
 
-def test_the_reward_can_be_tried_before_a_training(tmp_path: Path) -> None:
+def test_the_reward_can_be_tried_before_a_training(tmp_path):
     tool_turns.prepare(tmp_path, train=1, validation=16)
     printed = run_cli(
         *("check-reward", "--recipe", "tool_turns/gdpo", "actor_rollout_ref.model.path=null"),

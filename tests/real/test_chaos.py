@@ -12,7 +12,6 @@ import random
 import re
 import signal
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -88,9 +87,7 @@ def is_over(victim: OnTwoNodes, leader: int, ended: set[int], *, early: bool) ->
 
 
 @pytest.fixture
-def victim(
-    toolbox: Path, policy: Path, tmp_path: Path, turn_of_clusters: None
-) -> Iterator[OnTwoNodes]:
+def victim(toolbox, policy, tmp_path, turn_of_clusters):
     with running_cluster() as cluster:
         cluster.add(2)
         victim = OnTwoNodes(tmp_path / "run", toolbox, policy, cluster)
@@ -109,7 +106,7 @@ def test_training_survives_ten_kills_and_a_stop(victim, policy):
     options = ["--retries", "20", "--hang-after", str(HANG_MINUTES)]
     stop_at, faults, jobs, said = chance.randrange(FAULTS), 0, 0, ""
 
-    def running_driver() -> bool:
+    def running_driver():
         if not victim.running():
             return False
         try:

@@ -216,13 +216,13 @@ pytestmark = pytest.mark.usefixtures("turn_of_clusters")
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+def bare(tmp_path_factory):
     """A Python without gdpo-verl."""
     return environment_without(re.compile("gdpo_verl"), tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(scope="module")
-def cluster(bare: str) -> Iterator[Cluster]:
+def cluster(bare):
     """Two nodes, the second without gdpo-verl."""
     with running_cluster() as cluster:
         cluster.add(2, python=bare)

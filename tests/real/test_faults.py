@@ -21,16 +21,14 @@ from gdpo_verl.rewards import tool_call
 
 
 @pytest.mark.real
-def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(
-    monkeypatch,
-):
+def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(monkeypatch):
     import ray
 
     from gdpo_verl.plugin import liveness
 
     @ray.remote(num_cpus=0)
     class RewardLoopWorker:
-        def pid(self) -> int:
+        def pid(self):
             return os.getpid()
 
     start_ray(address="local", num_cpus=1)
@@ -102,7 +100,7 @@ class Victim:
 
 
 @pytest.fixture
-def victim(toolbox: Path, policy: Path, tmp_path: Path) -> Any:
+def victim(toolbox, policy, tmp_path):
     victim = Victim(tmp_path / "run", toolbox, policy)
     yield victim
     if victim.running():

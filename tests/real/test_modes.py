@@ -21,9 +21,7 @@ VERSIONS_BEHIND = "training/off_policy/trajectory_staleness_worst/max"
 
 
 @pytest.mark.slow
-def test_colocate_async_gives_the_advantages_of_the_pure_function(
-    train,
-):
+def test_colocate_async_gives_the_advantages_of_the_pure_function(train):
     run = train(
         "toolbox/gdpo",
         *SETTINGS,

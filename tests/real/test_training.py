@@ -121,9 +121,7 @@ def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(trai
 
 
 @pytest.mark.slow
-def test_legacy_trainer_gives_the_same_advantages_and_metrics(
-    train,
-):
+def test_legacy_trainer_gives_the_same_advantages_and_metrics(train):
     run = train(
         "toolbox/gdpo",
         "trainer.use_v1=false",
@@ -197,7 +195,7 @@ def test_a_variant_on_two_data_sources_with_an_async_reward_and_failing_sessions
     assert held_out["val-core/held_out/acc/mean@1"] == 0.0
     dumped_rows = (tmp_path / "validation/0.jsonl").read_text().splitlines()
     assert sum('"acc": 0.0' in row for row in dumped_rows) == 6
-    sources: set[bool] = set()
+    sources = set()
     for step in (1, 2):
         metrics = run.metrics()[step]
         rows = [row for row in run.rollouts(step) if not row["uid"].startswith("pad")]

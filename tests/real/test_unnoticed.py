@@ -46,7 +46,7 @@ OURS = {
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     """A policy's tokenizer and configuration, rows, and two reward files of a user's."""
     from transformers import Qwen2Config
 
@@ -87,7 +87,7 @@ def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict
 
 
 @pytest.fixture(scope="module")
-def sides(directory: Path) -> dict[str, dict[str, Any]]:
+def sides(directory):
     """Traces of the same step in a process without the plug-in, and in one with it."""
     return {
         policy: findings("unnoticed.py", directory=directory, policy=policy)
@@ -140,9 +140,7 @@ def test_a_stock_dump_is_replayed_with_its_reward(sides, directory, tmp_path):
     assert {row["score"] for row in rows} <= {float(len(row["output"]) % 7) for row in rows} | {0.0}
 
 
-def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(
-    sides,
-):
+def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(sides):
     for moment in ("registries", "registries in the end"):
         without, with_plugin = sides["none"][moment], sides["auto"][moment]
         for table, name in OURS.items():
