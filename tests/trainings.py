@@ -40,8 +40,8 @@ class Training:
     """A finished or killed run of ``python -m verl.trainer.main_ppo``."""
 
     directory: Path
-    status: int
-    output: str
+    status: int = 0
+    output: str = ""
 
     def metrics(self) -> dict[int, dict[str, float]]:
         lines = (self.directory / "metrics.jsonl").read_text().splitlines()

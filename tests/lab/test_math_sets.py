@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
-from gdpo_verl.recipes.math_length import benchmarks as math_sets
+from gdpo_verl.recipes.math_length.benchmarks import SETS
 from gdpo_verl.recipes.math_length.rows import REQUEST
 from test_prepare import rejected, truths, write, written
 
@@ -17,11 +15,8 @@ from gdpo_verl.rewards import math_length
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Give math-verify time: what is tested here is no verdict on a busy machine."""
-    parse = partial(math_length.parse_ground_truth, deadline=120.0)
-    monkeypatch.setattr(math_length, "parse_ground_truth", parse)
-    monkeypatch.setattr(math_sets, "parse_ground_truth", parse)
-    score = partial(math_length.compute_score, deadline=120.0)
-    monkeypatch.setattr(math_length, "compute_score", score)
+    ask = math_length.ask
+    monkeypatch.setattr(math_length, "ask", lambda worker, asked, _: ask(worker, asked, 120.0))
 
 
 SOLUTION = "It is $\\boxed{2}$."
@@ -53,7 +48,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", math_sets.SETS)
+@pytest.mark.parametrize("name", SETS)
 def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file, row, truth = LAYOUTS[name]

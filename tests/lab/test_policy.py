@@ -268,10 +268,3 @@ def test_what_cannot_be_made_is_refused_and_nothing_is_written(
     assert main(["make-policy", *arguments.split()]) == 1
     assert sentence in capsys.readouterr().err
     assert sorted(damaged.rglob("*")) == there
-
-
-def test_the_command_offers_every_task(capsys):
-    with pytest.raises(SystemExit):
-        main(["make-policy", "--task", "chess"])
-    message = capsys.readouterr().err
-    assert all(name in message for name in TASKS)

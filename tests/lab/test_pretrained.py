@@ -70,7 +70,7 @@ def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -
     assert done.returncode == 0, done.stderr[-3000:]
     assert "each prompt once for its responses" in done.stderr
     assert "has no effect" not in (run / "train.log").read_text(errors="replace")
-    steps = Training(run, 0, "").metrics()
+    steps = Training(run).metrics()
     assert sorted(steps) == [1, 2]
     for step in steps.values():
         # In bfloat16 the engines differ by rounding alone; the wrong prompt would cost far more.
@@ -96,7 +96,7 @@ def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
     texts, run = tmp_path / "texts", tmp_path / "run"
     run_cli("prepare", "instructions", "--out", str(texts))
     steps = two_steps(f"instructions/{arm}", smollm2, texts, run)
-    rows = Training(run, 0, "").rollouts(1)
+    rows = Training(run).rollouts(1)
     assert len(rows) == 16
     for row in rows:
         wanted = json.loads(row["gts"])["instruction_id_list"]

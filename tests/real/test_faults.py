@@ -143,7 +143,7 @@ def test_engine_that_is_killed_is_named_and_the_retry_goes_on_past_half_a_checkp
     assert len(set.union(*(expected[step] for step in range(1, 6)))) == 40  # the first epoch
 
     # Rewards from two workers are the pure function's of the text, whoever computed them.
-    training = Training(victim.run, 0, "")
+    training = Training(victim.run)
     for step in steps:
         for row in training.rollouts(step):
             scored = tool_call.compute_score("toolbox", row["output"], row["gts"])
@@ -157,7 +157,7 @@ def test_engine_that_is_killed_is_named_and_the_retry_goes_on_past_half_a_checkp
 
 def prompts(run: Path, step: int) -> set[str]:
     """Text of the prompts, which identifies one: no two rows of the toolbox share it."""
-    rows = Training(run, 0, "").rollouts(step)
+    rows = Training(run).rollouts(step)
     found = {row["input"] for row in rows}
     assert len(rows) == 4 * len(found) == 32
     return found

@@ -70,7 +70,7 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
     two = "trainer.total_training_steps=2"
     assert "All checks passed" in run(*train, two, "--dry-run", cwd=directory)
     run(*train, two, cwd=directory)
-    training = Training(directory / "run", 0, "")
+    training = Training(directory / "run")
     padded = training.metrics()
     assert sorted(padded) == [1, 2]
 
