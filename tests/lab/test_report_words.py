@@ -57,7 +57,9 @@ def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past():
     first, second = find_alerts(metrics, ["style"])
     # The first window with a mean below 0.8 has five zeros, the last above it four.
     assert (first.first, first.last, first.ongoing) == (1, 24, False)
-    assert str(first).endswith("steps 1 to 24")
+    assert str(first) == (
+        "style is dead: it does not vary in 83% of the groups (mean 0.5), steps 1 to 24"
+    )
     assert (second.first, second.last, second.ongoing) == (37, 60, True)
 
 

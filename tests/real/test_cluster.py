@@ -212,7 +212,11 @@ def running_cluster(**head: Any) -> Iterator[Cluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-pytestmark = pytest.mark.usefixtures("turn_of_clusters")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("turn_of_clusters"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +233,6 @@ def cluster(bare):
         yield cluster
 
 
-@pytest.mark.real
-@pytest.mark.slow
 def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     cluster, bare, toolbox, policy, tmp_path
 ):
@@ -280,8 +282,6 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     assert replay([run]).reproduces <= 1e-6
 
 
-@pytest.mark.real
-@pytest.mark.slow
 def test_a_job_without_the_token_and_nodes_without_software_or_a_file_are_refused(
     cluster,
     bare,
@@ -338,8 +338,6 @@ def compute_score(*arguments, **named):
 """
 
 
-@pytest.mark.real
-@pytest.mark.slow
 @pytest.mark.skipif(
     subprocess.run([*APART, "true"], capture_output=True, check=False).returncode != 0,
     reason="process namespaces are not allowed here",
