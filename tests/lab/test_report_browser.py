@@ -37,21 +37,33 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture
-def page(browser, report):
-    """The open page; at the end nothing but the page itself was asked for and nothing failed."""
-    opened = new_page(browser, viewport={"width": 1280, "height": 900})
+def open_page(browser):
+    """Open a page; at the end it has asked for nothing but itself, and nothing failed."""
+    opened = []
     trouble = []
-    requests = []
-    opened.on("console", lambda message: trouble.append(message.text))
-    opened.on("pageerror", lambda error: trouble.append(str(error)))
-    opened.on("request", lambda request: requests.append(request.url))
-    address = (report / "index.html").as_uri()
-    opened.goto(address)
-    yield opened
+    requests = set()
+
+    def open_(index, **options):
+        page = new_page(browser, **options)
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("request", lambda request: requests.add(request.url.partition("#")[0]))
+        page.goto(index.as_uri())
+        opened.append(page)
+        return page
+
+    yield open_
     assert trouble == []
-    assert {url.partition("#")[0] for url in requests} <= {address, "data:,"}
+    assert requests <= {opened[0].url.partition("#")[0], "data:,"}
+    opened[0].context.close()
+
+
+@pytest.fixture
+def page(open_page, report):
+    """The report's page, whose texts have done it no harm."""
+    opened = open_page(report / "index.html", viewport={"width": 1280, "height": 900})
+    yield opened
     assert opened.evaluate("window.hacked") is None
-    opened.context.close()
 
 
 def shown(page):
@@ -104,15 +116,15 @@ def test_every_step_and_group_shows_what_its_dump_holds(page, report):
     assert shown(page) == before
 
 
-def test_a_variant_has_a_third_bar(browser, tmp_path):
+def test_a_variant_has_a_third_bar(open_page, tmp_path):
     run = write_run(tmp_path / "gdpo")
     rows = [
         rollout("a_0_0", 1.0, 1.0, 0.5, 0.5) | {"corr_grpo_advantage": -2.0},
         rollout("a_1_0", 0.0, 2.0, -0.5, 0.5) | {"corr_grpo_advantage": 1.0},
     ]
     write_lines(run / "rollouts/2.jsonl", rows)
-    opened = new_page(browser, viewport={"width": 400, "height": 800})
-    opened.goto(write_report([run], tmp_path / "report").as_uri())
+    index = write_report([run], tmp_path / "report")
+    opened = open_page(index, viewport={"width": 400, "height": 800})
 
     def of_each(selector, function):
         return [
@@ -132,7 +144,6 @@ def test_a_variant_has_a_third_bar(browser, tmp_path):
     ]
     assert len({*of_each(".fill", "each => getComputedStyle(each).backgroundColor")[0]}) == 3
     assert not any(map(any, of_each(".who", "each => each.scrollWidth > each.clientWidth")))
-    opened.context.close()
 
 
 def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
@@ -148,13 +159,12 @@ def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
     assert page.query_selector(".rollout .number") is None
 
 
-def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(browser, tmp_path):
+def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(open_page, tmp_path):
     run = write_run(tmp_path / "gdpo")
     index = write_report([run], tmp_path / "followed", refresh=5)
     write_lines(run / "validation/0.jsonl", [answer("add 1", "written since", 1.0, 3.0)])
     final = write_report([run], tmp_path / "final")
-    opened = new_page(browser)
-    opened.goto(index.as_uri())
+    opened = open_page(index)
     opened.select_option("#browse-kind", label="held-out")
     opened.click("#browse-back")
     opened.evaluate("scrollTo(0, document.getElementById('rollouts').offsetTop)")
@@ -164,22 +174,14 @@ def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(browser, tmp_p
     assert opened.inner_text(".rollout pre") == "written since"
     assert opened.inner_text("#browse-step") == "step 0"
     assert abs(opened.evaluate("scrollY") - height) < 100
-    opened.context.close()
 
 
-def test_nothing_sticks_out_on_a_phone(browser, report):
-    opened = new_page(browser, viewport={"width": 360, "height": 800})
-    opened.goto((report / "index.html").as_uri())
+def test_nothing_sticks_out_on_a_phone(open_page, report):
+    opened = open_page(report / "index.html", viewport={"width": 360, "height": 800})
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
-    opened.context.close()
 
 
-def test_a_report_without_dumps_runs_no_browser_of_rollouts(browser, tmp_path):
+def test_a_report_without_dumps_runs_no_browser_of_rollouts(open_page, tmp_path):
     write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
-    opened = new_page(browser)
-    errors = []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.goto(write_report([tmp_path / "run"], tmp_path).as_uri())
+    opened = open_page(write_report([tmp_path / "run"], tmp_path))
     assert "No completions could be read" in opened.inner_text("body")
-    assert errors == []
-    opened.context.close()
