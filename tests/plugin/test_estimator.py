@@ -11,16 +11,12 @@ from omegaconf import OmegaConf
 from verl.trainer.config.algorithm import AlgoConfig
 
 from gdpo_verl import apply_conditions, gdpo_advantages
-from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin import estimator
-from gdpo_verl.plugin.batch import RewardRows
 
 FORMAT = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 CORRECT = [3.0, -3.0, None, 3.0, 1.0, -3.0]
 UIDS = ["a", "a", "b", "a", "b", "b"]
 MASK = torch.arange(4) < torch.tensor([1, 4, 2, 3, 2, 0])[:, None]
 KEYS = ["format", "correctness"]
-OBJECTIVE = GdpoConfig(reward_keys=("format",)).resolve([])
 
 
 def rewards() -> torch.Tensor:
@@ -86,25 +82,3 @@ def test_the_configuration_counts_for_components_that_are_handed_over(
 def test_what_is_missing_is_named(config: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         computed(None if config is None else OmegaConf.create(config), format=FORMAT)
-
-
-def test_a_step_ends_with_its_context_whatever_is_raised() -> None:
-    step = estimator.AdvantageStep(RewardRows(OBJECTIVE, [{}], ["a_0_0"]))
-    with pytest.raises(KeyError), estimator.advantage_step(step):
-        raise KeyError
-    with pytest.raises(RuntimeError, match="without reward components"):
-        estimator.gdpo(torch.zeros(1, 1), torch.ones(1, 1), ["a"])
-
-
-def test_what_verl_reads_for_another_estimator_is_seen_and_passed_on() -> None:
-    step = estimator.AdvantageStep(RewardRows(OBJECTIVE, [{}], ["a_0_0"]))
-    data = object()
-
-    def verls(*args: Any, **kwargs: Any) -> Any:
-        return args, kwargs
-
-    assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
-    assert step.data is None
-    with estimator.advantage_step(step):
-        assert estimator.capture_inputs(verls, data, "grpo", lam=1) == ((data, "grpo"), {"lam": 1})
-    assert step.data is data

@@ -13,9 +13,10 @@ from fake_verl import emptied as emptied
 from omegaconf import open_dict
 from tensordict import TensorDict
 
-from gdpo_verl import gdpo_advantages
+from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
+from gdpo_verl.plugin import estimator
 from gdpo_verl.plugin import queue as plugin_queue
 
 pytestmark = pytest.mark.real
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.real
 # Two prompts of three sessions, in no order, as verl's balancing leaves them. a's session 1 has two
 # outputs, of which the last one counts; b's session 1 is not scored for correctness, and its
 # session 2 has an all-zero mask.
-ROWS = [
+ROWS: list[Any] = [
     ("b_1_0", [1, 1, 1, 1], info(1.0, None)),
     ("a_0_0", [1, 1, 1], info(1.0, 3.0)),
     ("a_1_1", [1, 0, 1, 1], info(0.0, -1.0)),
@@ -33,36 +34,69 @@ ROWS = [
     ("a_1_0", [1, 1], info(1.0, -3.0)),
     ("b_0_0", [1, 1], info(0.0, 3.0)),
 ]
+KEYS = [key for key, *_ in ROWS]
 SESSION_OF_ROW = [4, 0, 1, 2, 5, 1, 3]
-SESSIONS = torch.tensor(
-    [[1, 3], [0, -1], [1, -3], [0, 3], [1, torch.nan], [1, -3]], dtype=torch.float64
-)
+GROUPS = list("aaabbb")
 TOKENS = torch.tensor([3, 5, 1, 2, 4, 0])
+NAN = torch.nan
+# With the derived component: 1 for the shortest of a and of b. Who has no correctness has none.
+SESSIONS = torch.tensor(
+    [[1, 3, 0], [0, -1, 0], [1, -3, 1], [0, 3, 0], [1, NAN, NAN], [1, -3, 1]], dtype=torch.float64
+)
+BREVITY = {"brevity": "pkg://group_functions:brevity"}
+VERBOSITY = {"x": "pkg://group_functions:verbosity"}  # raises
 
 
 def mask_of(tokens: torch.Tensor) -> torch.Tensor:
     return torch.arange(5) < tokens[:, None]
 
 
-def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue: Any) -> None:
+def assert_of_sessions(rows: list[list[float]], pure: torch.Tensor) -> None:
+    """Assert that each row has its session's advantage on its response tokens."""
+    values = pure[SESSION_OF_ROW, 0].tolist()
+    for (_, mask, _), value, row in zip(ROWS, values, rows, strict=True):
+        assert row == pytest.approx([value * inside for inside in mask], abs=1e-5)
+
+
+def rejecting(queue: Any, config: Any, key: str, log_probs: list[float]) -> Any:
+    """Let verl reject the tokens of a row that are too unlikely under the policy in training."""
+    with open_dict(config):
+        config.algorithm.rollout_correction = {
+            "rollout_is": None,
+            "rollout_rs": "token_k1",
+            "rollout_rs_threshold": "0.5_2.0",
+        }
+    changed = torch.nested.as_nested_tensor([torch.tensor(log_probs)], layout=torch.jagged)
+    fields = TensorDict({"old_log_probs": changed}, batch_size=1)
+    queue.kv_batch_put(keys=[key], partition_id="train", fields=fields)
+    return config
+
+
+@pytest.mark.parametrize("derived", [None, BREVITY], ids=["returned", "derived"])
+def test_sessions_padding_and_masks_count_as_the_pure_function_says(
+    queue: Any, derived: dict[str, str] | None
+) -> None:
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-    batch = put(queue, ROWS)
-    batch = upsample_batch_to_divisible_size(batch, 5, eos_token_id=0)
+    batch = upsample_batch_to_divisible_size(put(queue, ROWS), 5, eos_token_id=0)
     assert sum(bool(tag.get("is_padding")) for tag in batch.tags) == 3
     metrics: dict[str, float] = {}
+    trainer = trainer_of(recipe(derived=derived))
 
-    trainer_of(recipe())._compute_advantage(batch, metrics)
+    trainer._compute_advantage(batch, metrics)
 
-    pure = gdpo_advantages(SESSIONS, list("aaabbb"), mask_of(TOKENS))[:, 0]
+    components = SESSIONS if derived else SESSIONS[:, :2]
     found = advantages(queue, batch)
-    for (_, mask, _), value, row in zip(ROWS, pure[SESSION_OF_ROW].tolist(), found, strict=False):
-        assert row == pytest.approx([value * m for m in mask], abs=1e-6)
+    assert_of_sessions(found[:7], gdpo_advantages(components, GROUPS, mask_of(TOKENS)))
     assert found[7:] == [[0.0]] * 3
     assert metrics["rewards/format/mean"] == pytest.approx(4 / 6)
     assert metrics["gdpo/correctness/unscored"] == pytest.approx(1 / 6)
     assert metrics["rewards/correctness/min"] == -3.0
     assert metrics["gdpo/correctness/constant_groups"] == 0.0
+    if derived:
+        assert metrics["rewards/brevity/mean"] == pytest.approx(2 / 5)
+        brevity = trainer.gdpo_seam.dump.columns(KEYS)["brevity"]
+        assert brevity == [None, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
 def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any) -> None:
@@ -76,6 +110,59 @@ def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any)
     assert metrics["rewards/correctness/max"] == 3.0
     assert {"gdpo/format/constant_groups", "gdpo/distinct_advantages/grpo"} <= set(metrics)
     assert "gdpo/whiten_shift" not in metrics
+
+
+@pytest.mark.parametrize("metrics_on", [True, False])
+@pytest.mark.parametrize("penalty", [False, True])
+def test_verls_own_estimator_normalises_the_sum_with_the_derived_component(
+    queue: Any, metrics_on: bool, penalty: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = recipe("grpo", derived=BREVITY, metrics=metrics_on)
+    config.algorithm.use_kl_in_reward = penalty
+    with open_dict(config):
+        config.algorithm.gdpo_reward_weights = {"brevity": 4.0}
+    config.trainer.rollout_data_dir = None
+    batch = put(queue, ROWS)
+    trainer = trainer_of(config)
+    if penalty:  # of nothing: the policy is its own reference
+        from verl.trainer.ppo.core_algos import FixedKLController
+
+        trainer.kl_ctrl_in_reward = FixedKLController(0.1)
+        rows = [torch.full((len(mask),), -0.5) for _, mask, _ in ROWS]
+        nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        fields = TensorDict({"ref_log_prob": nested}, batch_size=len(rows))
+        queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+    trainer._compute_advantage(batch, {})
+
+    pure = grpo_advantages(SESSIONS, GROUPS, mask_of(TOKENS), weights=[1, 1, 4])
+    assert_of_sessions(advantages(queue, batch), pure)
+    # verl's metric of rewards is of the sum that is optimised.
+    fields = ["rm_scores", "token_level_rewards"]
+    data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=fields)
+    sums = [float(row.sum()) for row in data["token_level_rewards"].unbind()]
+    own = [float(row.sum()) for row in data["rm_scores"].unbind()]
+    # The first output of a session has what its last one is given.
+    added = 4 * SESSIONS[SESSION_OF_ROW, 2].nan_to_num(0.0)
+    assert sums == pytest.approx([a + b for a, b in zip(own, added.tolist(), strict=True)])
+    assert "no more metrics" not in caplog.text
+    assert "weighted sum of the components" not in caplog.text
+
+
+def test_the_derived_part_is_added_once_however_often_verls_function_is_wrapped(
+    queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.trainer.ppo.v1 import trainer_base
+
+    batch = put(queue, ROWS)
+    trainer_of(recipe("grpo", derived=BREVITY))._compute_advantage(batch, {})
+    once = advantages(queue, batch)
+    name = "compute_advantage_for_multi_trajectories"
+    wrapped = getattr(trainer_base, name)
+    monkeypatch.setattr(
+        trainer_base, name, lambda *a, **k: estimator.capture_inputs(wrapped, *a, **k)
+    )
+    trainer_of(recipe("grpo", derived=BREVITY))._compute_advantage(batch, {})
+    assert advantages(queue, batch) == once
 
 
 def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: Any) -> None:
@@ -100,39 +187,38 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: A
     assert metrics["gdpo/correctness/unscored"] == 1.0
 
 
-@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
-def test_rollout_correction_takes_its_tokens_out_of_the_whitening(
-    queue: Any, estimator: str
+@pytest.mark.parametrize("name", ["gdpo", "grpo"])
+def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_length(
+    queue: Any, name: str
 ) -> None:
-    config = recipe(estimator)
-    with open_dict(config):
-        config.algorithm.rollout_correction = {
-            "rollout_is": None,
-            "rollout_rs": "token_k1",
-            "rollout_rs_threshold": "0.5_2.0",
-        }
     batch = put(queue, ROWS)
-    # All but one token of a_0_0 are too unlikely under the policy that is trained.
-    changed = torch.nested.as_nested_tensor([torch.tensor([-0.5, -9.0, -9.0])], layout=torch.jagged)
-    fields = TensorDict({"old_log_probs": changed}, batch_size=1)
-    queue.kv_batch_put(keys=["a_0_0"], partition_id="train", fields=fields)
-    metrics: dict[str, float] = {}
+    config = rejecting(queue, recipe(name, derived=BREVITY), "a_0_0", [-0.5, -9.0, -9.0])
     trainer = trainer_of(config)
-    trainer._compute_advantage(batch, metrics)
+    trainer._compute_advantage(batch, {})
 
     tokens = TOKENS.clone()
     tokens[0] = 1
-    pure = gdpo_advantages(SESSIONS, list("aaabbb"), mask_of(tokens))[:, 0].tolist()
-    if estimator == "gdpo":
-        row = advantages(queue, batch)[[key for key, _, _ in ROWS].index("a_0_0")]
-        assert row == pytest.approx([pure[0], 0.0, 0.0], abs=1e-6)
-    (dumped,) = trainer.gdpo_seam.dump.columns(["a_0_0"])["gdpo_advantage"]
-    assert dumped == pytest.approx(pure[0], abs=1e-6)
+    pure = float(gdpo_advantages(SESSIONS, GROUPS, mask_of(tokens))[0, 0])
+    if name == "gdpo":
+        row = advantages(queue, batch)[KEYS.index("a_0_0")]
+        assert row == pytest.approx([pure, 0.0, 0.0], abs=1e-6)
+    columns = trainer.gdpo_seam.dump.columns(["a_0_0"])
+    assert columns["gdpo_advantage"] == [pytest.approx(pure, abs=1e-6)]
+    assert columns["brevity"] == [0.0]  # of one token it would be a shortest
 
 
-@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
-def test_the_components_are_all_that_is_fetched(queue: Any, estimator: str) -> None:
+@pytest.mark.parametrize("name", ["gdpo", "grpo"])
+def test_a_derived_function_that_raises_ends_the_training_under_any_estimator(
+    queue: Any, name: str
+) -> None:
+    batch = put(queue, ROWS)
+    with pytest.raises(ValueError, match=r"derived\.x: .*verbosity failed for the group '[ab]'"):
+        trainer_of(recipe(name, derived=VERBOSITY))._compute_advantage(batch, {})
+
+
+@pytest.mark.parametrize("name", ["gdpo", "grpo"])
+def test_the_components_are_all_that_is_fetched(queue: Any, name: str) -> None:
     batch, fetch = put(queue, ROWS), mock.Mock(wraps=plugin_queue.fetch)
     with mock.patch.object(plugin_queue, "fetch", fetch):
-        trainer_of(recipe(estimator))._compute_advantage(batch, {})
+        trainer_of(recipe(name))._compute_advantage(batch, {})
     fetch.assert_called_once_with(batch.keys, "train", ["extra_fields"])

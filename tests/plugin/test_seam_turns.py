@@ -7,16 +7,13 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from fake_verl import advantages, put, recipe, trainer_of
 from fake_verl import emptied as emptied
-from omegaconf import open_dict
-from tensordict import TensorDict
+from test_seam import rejecting
 
 from gdpo_verl import advantages_of
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import declares
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.queue import response_masks
 from gdpo_verl.reward_dicts import with_sums
 
@@ -126,24 +123,6 @@ def test_credit_of_the_answer_and_verls_estimators_take_the_sum(queue: Any, name
         assert advantages(queue, batch) == found
 
 
-def test_a_list_of_another_length_names_key_row_and_both_numbers(queue: Any) -> None:
-    rows = [(key, mask, dict(own)) for key, mask, own in ROWS]
-    rows[2][2]["format"] = [0, 1]
-    batch = put(queue, rows_of(rows))
-    found = r"a number for each of the 3 turns of row a_1_0 for 'format', found 2"
-    with pytest.raises(ValueError, match=found):
-        trainer_for(recipe())._compute_advantage(batch, {})
-
-
-def test_a_list_that_nobody_declared_says_how_to_declare_it() -> None:
-    objective = GdpoConfig().resolve(["format", "correctness"])
-    rows = RewardRows(objective, INFOS, [key for key, _, _ in ROWS])
-    with pytest.raises(
-        ValueError, match=r"'format', found \[1, 0\] for row b_1_0\..*by_turn=\('format',\)"
-    ):
-        RewardBatch.of(rows, GROUPS)
-
-
 def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue: Any) -> None:
     rows = [*rows_of(), ("a_0_1", [1, 1], rows_of()[1][2])]
     batch = put(queue, rows)
@@ -153,19 +132,9 @@ def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue: Any) -> No
 
 
 def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queue: Any) -> None:
-    config = recipe()
-    with open_dict(config):
-        config.algorithm.rollout_correction = {
-            "rollout_is": None,
-            "rollout_rs": "token_k1",
-            "rollout_rs_threshold": "0.5_2.0",
-        }
     batch = put(queue, rows_of())
-    # The last two tokens of a_0_0, its second turn, are too unlikely.
-    changed = torch.tensor([-0.5, -0.5, -0.5, -9.0, -9.0])
-    nested = torch.nested.as_nested_tensor([changed], layout=torch.jagged)
-    fields = TensorDict({"old_log_probs": nested}, batch_size=1)
-    queue.kv_batch_put(keys=["a_0_0"], partition_id="train", fields=fields)
+    # The last two tokens of a_0_0, its second turn.
+    config = rejecting(queue, recipe(), "a_0_0", [-0.5, -0.5, -0.5, -9.0, -9.0])
     trainer_for(config)._compute_advantage(batch, {})
     tokens = [list(each) for each in TOKENS]
     tokens[1] = [1, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -140,12 +141,30 @@ def test_metrics_of_mini_batches_are_those_of_all_their_rows() -> None:
         assert found[name] == pytest.approx(float(whole[name])), name
 
 
-@pytest.mark.parametrize("whiten", ["sequence", "none"])
-def test_padding_and_outputs_count_alike_however_it_is_whitened(whiten: Any) -> None:
-    _, metrics = step_of(seam_of(whiten=whiten))  # holds the estimator against gdpo_advantages
-    # Where a group that does not vary ends.
-    pure = gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten)
-    assert metrics["gdpo/whiten_shift"] == pytest.approx(float(pure[3, 0]), abs=1e-12)
+RAMP = Schedule((0, 10), (0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"whiten": "sequence"}, {}),
+        ({"whiten": "none"}, {"gdpo/whiten_shift": 0.0}),
+        ({"variant": "sa_mrpo"}, {}),  # needs the ranges
+        (
+            {"schedule": {"format": RAMP}},
+            {"gdpo/format/weight": 0.3, "gdpo/correctness/weight": 1.0},
+        ),
+        # Of four groups b and c; d has no correctness.
+        ({"gate": {"on": "correctness", "when": "constant"}}, {"gdpo/gated_groups": 2 / 4}),
+    ],
+    ids=["sequences", "not whitened", "variant", "schedule", "gate"],
+)
+def test_each_setting_reaches_the_estimator_and_its_metric(
+    settings: dict[str, Any], expected: dict[str, float]
+) -> None:
+    _, metrics = step_of(seam_of(**settings), 3)  # holds the estimator against gdpo_advantages
+    assert {name: metrics[name] for name in expected} == expected
+    assert all(isinstance(value, float) for value in metrics.values())  # trackers write no tensors
 
 
 def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
@@ -163,25 +182,39 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
 
 
 @pytest.mark.parametrize(
-    ("adv_estimator", "whiten"), [("gdpo", "token"), ("grpo", "token"), ("grpo", "none")]
+    ("adv_estimator", "settings"),
+    [
+        ("gdpo", {}),
+        ("grpo", {}),
+        ("grpo", {"whiten": "none"}),
+        ("gdpo", {"variant": "sa_mrpo"}),
+    ],
+    ids=str,
 )
-def test_dump_has_raw_components_and_both_advantages_in_the_order_asked_for(
-    adv_estimator: str, whiten: Any
+def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
+    adv_estimator: str, settings: dict[str, Any]
 ) -> None:
-    seam = seam_of(adv_estimator, whiten=whiten)
+    seam = seam_of(adv_estimator, **settings)
     step_of(seam)
-    pure = gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten)[:, 0].tolist()
-    control = grpo_advantages(COUNTED, GROUPS, MASK)[:, 0].tolist()
-    columns = seam.dump.columns(["pad 1", *reversed(KEYS), "other"])
-    sessions = SESSION_OF_ROW[::-1]
-    tokens = MASK.sum(dim=1).tolist()
-    assert columns == {
-        "format": [None, *(row[2] for row in reversed(ROWS)), None],
-        "correctness": [None, *(row[3] for row in reversed(ROWS)), None],
-        "response_tokens": [None, *(tokens[s] for s in sessions), None],
-        "gdpo_advantage": [None, *(pytest.approx(pure[s]) for s in sessions), None],
-        "grpo_advantage": [None, *(pytest.approx(control[s]) for s in sessions), None],
+    whiten = settings.get("whiten")
+    pure = {
+        "gdpo_advantage": gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten),
+        "grpo_advantage": grpo_advantages(COUNTED, GROUPS, MASK),
     }
+    if "variant" in settings:
+        pure["sa_mrpo_advantage"] = gdpo_advantages(
+            COUNTED, GROUPS, MASK, variant="sa_mrpo", ranges=seam.objective.range_list
+        )
+    sessions = SESSION_OF_ROW[::-1]
+    expected = {
+        "format": [row[2] for row in reversed(ROWS)],
+        "correctness": [row[3] for row in reversed(ROWS)],
+        "response_tokens": MASK.sum(dim=1)[sessions].tolist(),
+    }
+    for name, table in pure.items():
+        expected[name] = [pytest.approx(value) for value in table[sessions, 0].tolist()]
+    columns = seam.dump.columns(["pad 1", *reversed(KEYS), "other"])
+    assert columns == {name: [None, *values, None] for name, values in expected.items()}
 
 
 def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew() -> None:
@@ -222,49 +255,21 @@ def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_hav
     assert 0 < control["gdpo/correctness/influence"] < ours["gdpo/correctness/influence"]
 
 
+@pytest.mark.parametrize(
+    ("weight", "warned"),
+    [
+        # Half of each format that counts: a_2's score of 1 is off by the most, for its size.
+        (0.5, ["for row a_2_0 the score is 1, but the weighted sum of the components .* is 0.5."]),
+        (1.0005, ["the weighted sum"]),
+        (1.00001, []),  # scores are float32 sums
+    ],
+)
 def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
-    caplog: pytest.LogCaptureFixture,
+    weight: float, warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Half of each format that counts: a_2's score of 1 is off by the most, for its size.
-    seam = seam_of("grpo", reward_weights={"format": 0.5})
+    seam = seam_of("grpo", reward_weights={"format": weight})
     step_of(seam)
     step_of(seam)
-    (message,) = caplog.messages
-    assert "for row a_2_0 the score is 1, but the weighted sum of the components" in message
-    assert "is 0.5." in message
-
-
-@pytest.mark.parametrize(("weight", "warned"), [(1.0005, 1), (1.00001, 0)], ids=str)
-def test_scores_are_float32_sums_whatever_padding_has(
-    weight: float, warned: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    step_of(seam_of(reward_weights={"format": weight}))
-    assert len(caplog.records) == warned
-
-
-def test_a_variant_trains_and_is_dumped_beside_gdpo_and_grpo() -> None:
-    seam = seam_of(variant="sa_mrpo")  # needs the ranges
-    _, metrics = step_of(seam)  # holds the estimator against gdpo_advantages
-    columns = seam.dump.columns([*KEYS, "pad 0"])
-    ranges = seam.objective.range_list
-    variant = gdpo_advantages(COUNTED, GROUPS, MASK, variant="sa_mrpo", ranges=ranges)
-    gdpo = gdpo_advantages(COUNTED, GROUPS, MASK)
-    for name, expected in {"sa_mrpo": variant, "gdpo": gdpo}.items():
-        of_rows = expected[SESSION_OF_ROW, 0].tolist()
-        assert columns[f"{name}_advantage"] == [*map(pytest.approx, of_rows), None]
-    assert "gdpo/variant/sa_mrpo/zero_rows" in metrics
-
-
-def test_a_scheduled_weight_is_that_of_the_global_step_and_is_logged() -> None:
-    ramp = {"format": Schedule((0, 10), (0.0, 1.0))}
-    step, metrics = step_of(seam_of(schedule=ramp), 3)
-    weights = [metrics["gdpo/format/weight"], metrics["gdpo/correctness/weight"]]
-    assert weights == [0.3, 1.0]
-    assert {type(weight) for weight in weights} == {float}  # trackers write no tensors
-    assert step.batch is not None
-    assert step.batch.decomposition.weights.tolist() == [0.3, 1.0]
-
-
-def test_the_gate_is_one_on_the_named_component() -> None:
-    _, metrics = step_of(seam_of(gate={"on": "correctness", "when": "constant"}))
-    assert metrics["gdpo/gated_groups"] == 2 / 4  # b and c; d has no correctness
+    assert len(caplog.messages) == len(warned)
+    for message, words in zip(caplog.messages, warned, strict=True):
+        assert re.search(words, message)

@@ -77,6 +77,7 @@ def validate(config: DictConfig) -> None:
     validate_config(config, need_reference_policy(config), need_critic(config))
 
 
+DERIVED = "++algorithm.gdpo.derived.x=pkg://group_functions"
 RAMP = "{format: {from: 0.0, to: 1.0, steps: 5}}"
 ONE = "actor_rollout_ref.rollout.n=1"
 MICRO_BATCHES = (
@@ -118,6 +119,12 @@ REFUSED = [
         "gdpo",
         [ONE],
         r"actor_rollout_ref\.rollout\.n: expected at least 2 responses .* 'gdpo' compares them",
+    ),
+    ("gdpo", [f"{DERIVED}:absent"], r"algorithm\.gdpo\.derived\.x: cannot load 'absent'"),
+    (
+        "gdpo",
+        [f"{DERIVED}:brevity", "trainer.use_v1=false"],
+        r"algorithm\.gdpo\.derived: needs what",
     ),
     ("gdpo", ["+algorithm.whiten=none"], r"algorithm\.whiten: .* Did you mean 'gdpo\.whiten'\?"),
     ("grpo", ["++algorithm.gdpo.conditoins={}"], r"algorithm\.gdpo\.conditoins: .*'conditions'"),
@@ -385,10 +392,12 @@ LIMT = LIMIT.replace("limit", "limt")
         # What verl cannot call as it is configured.
         ("swallows", LIMT, r"kwargs\.limt: .* Did you mean 'limit'\?"),
         ("other", LIMIT, "by name: missing a required argument: 'text'"),
+        # A function of the whole group is tried on what the reward returned.
+        (None, f"{DERIVED}:verbosity", r"^algorithm\.gdpo\.derived\.x: .*KeyError: 'words'"),
     ],
 )
 def test_reward_is_called_once_before_the_first_rollout(
-    probe: Callable, function: str, override: str, expected: str
+    probe: Callable, function: str | None, override: str, expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
         probe(override, function=function)
