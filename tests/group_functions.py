@@ -51,6 +51,3 @@ def careless(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float]:
         info.clear()
     lengths.clear()
     return [float(place) for place in range(len(rewards))]
-
-
-NO_FUNCTION = 3

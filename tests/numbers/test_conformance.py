@@ -6,9 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from decimal import Decimal
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +36,13 @@ def test_the_vectors_keep_their_schema_and_have_each_variant() -> None:
     assert variants == VARIANTS.keys()
 
 
-@pytest.mark.parametrize(
-    ("profile", "tokens", "expected"),
-    [
-        # z is ±1/sqrt(2) of r1 in both groups and of r2 in the second; over sequences sqrt(3/10)
-        # and twice that, where s = sqrt(5/3) and the epsilons are left out.
-        ("sequences", [1, 1, 1, 1], [0.54772, -0.54772, 1.09545, -1.09545]),
-        ("trl", [1, 1, 1, 1], [0.54768, -0.54768, 1.09536, -1.09536]),
-        # Over tokens, the first response three long: mean (3 - 1 + 2 - 2) s / 6, s = 1/sqrt(2).
-        ("tokens", [3, 1, 1, 1], [0.44281, -0.88561, 1.10702, -1.54983]),
-    ],
-)
-def test_the_decimals_by_hand(profile: str, tokens: list[int], expected: list[float]) -> None:
+def test_another_profiles_decimals_by_hand() -> None:
+    # z is ±1/sqrt(2) of r1 in both groups and of r2 in the second: over the deviation sqrt(5/3) of
+    # their sums and TRL's epsilon. What is ours by hand is in test_advantage.py.
     vector = {"rewards": [[1, 0], [0, 0], [1, 1], [0, 0]], "groups": [0, 0, 1, 1]}
-    vector |= {"token_counts": tokens, "weights": [1.0, 1.0], "settings": {}}
-    found = conformance.advantages(vector, vectors()["profiles"][profile])
-    assert found == pytest.approx(expected, abs=6e-6)
+    vector |= {"token_counts": [1, 1, 1, 1], "weights": [1.0, 1.0], "settings": {}}
+    found = conformance.advantages(vector, vectors()["profiles"]["trl"])
+    assert found == pytest.approx([0.54768, -0.54768, 1.09536, -1.09536], abs=6e-6)
 
 
 @pytest.mark.parametrize("name", ["gdpo-verl", "gdpo-verl, `whiten=sequence`"])
@@ -91,29 +80,6 @@ def test_normalising_what_each_turn_earned_is_no_return_to_go() -> None:
 
     with pytest.raises(AssertionError, match=r"1 vectors .*\ncredit to_go"):
         assert_conforms(own_turns, features=["by_turn"])
-
-
-def test_a_sum_of_what_is_normalised_turn_by_turn_is_told_apart() -> None:
-    pytest.importorskip("omegaconf")
-
-    def biased(rewards: Any, groups: Any, tokens: Any, weights: Any, **settings: Any) -> Any:
-        if "credit" not in settings:
-            return conformance.ours(rewards, groups, tokens, weights, **settings)
-        plain, listed = ([[column] for column in each] for each in zip(*rewards, strict=True))
-        counts = [sum(own) for own in tokens]
-        by_turn = {"credit": "turn", "whiten": "none"}
-        of_answers = conformance.ours(plain, groups, counts, weights[:1], whiten="none")
-        of_turns = conformance.ours(listed, groups, tokens, weights[1:], **by_turn)
-        sums = []
-        for answer, own in zip(of_answers, of_turns, strict=True):
-            later = [*accumulate(reversed(own))]
-            sums += [Decimal(answer + value) for value in reversed(later)]
-        shares = [count for own in tokens for count in own]
-        flat = iter(conformance.whitened(sums, shares, vectors()["profiles"]["tokens"]))
-        return [[next(flat) for _ in own] for own in tokens]
-
-    with pytest.raises(AssertionError, match=r"2 vectors .*\ncredit to_go .*\ncredit turn "):
-        assert_conforms(biased, features=["by_turn"])
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,6 @@ def test_a_range_serves_the_variants_that_need_one() -> None:
         ("infinite", r"found inf for the group 'a', response 0"),
         ("nothing", r"failed for the group 'a': TypeError"),
         ("asynchronous", r"failed for the group 'a': TypeError"),
-        ("NO_FUNCTION", "is int, not a function"),
-        ("absent", "cannot load 'absent'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:coroutine")
@@ -116,17 +114,9 @@ def test_without_token_counts_only_a_function_that_needs_lengths_is_refused() ->
         advantages({"brevity": LENGTH}, tokens=None)
 
 
-@pytest.mark.parametrize(
-    ("derived", "found"),
-    [
-        ({"right": LENGTH}, r"derived\.right: the reward itself returns"),
-        # Others of their settings: tests/plugin/test_config.py.
-        ({"x": "pkg://group_functions"}, r"derived\.x: expected pkg://module:function"),
-    ],
-)
-def test_a_name_that_is_taken_and_half_an_address_are_refused(derived: Any, found: str) -> None:
-    with pytest.raises(ValueError, match=found):
-        advantages(derived)
+def test_a_name_that_the_reward_returns_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"derived\.right: the reward itself returns"):
+        advantages({"right": LENGTH})
 
 
 def test_relative_length_is_of_those_that_pass() -> None:
