@@ -46,7 +46,6 @@ WHOLE = {
     "norm_adv_by_std_in_grpo": False,
     "gdpo": {"whiten": "sequence", "conditions": CONDITION},
 }
-SCHEDULED = {"gdpo": {"schedule": {"format": {"from": 0.0, "to": 1.0, "steps": 1}}}}
 
 
 @pytest.mark.parametrize(
@@ -54,10 +53,8 @@ SCHEDULED = {"gdpo": {"schedule": {"format": {"from": 0.0, "to": 1.0, "steps": 1
     [
         (dict, WHOLE, CONDITION, {"weights": [2.0, 1.0], "whiten": "sequence", "scale": False}),
         (AlgoConfig, {"gdpo_reward_weights": [1.0, 0.5]}, {}, {"weights": [1.0, 0.5]}),
-        # The trainer tells no step: the first weights.
-        (dict, SCHEDULED, {}, {"weights": [0.0, 1.0]}),
     ],
-    ids=["everything", "verl's dataclass", "a schedule"],
+    ids=["everything", "verl's dataclass"],
 )
 def test_the_configuration_counts_for_components_that_are_handed_over(
     kind: Any, settings: dict[str, Any], conditions: dict[str, Any], options: dict[str, Any]

@@ -6,7 +6,6 @@ import decimal
 import json
 import pickle
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.plugin.reward import raised, score_problem, unloggable
-from gdpo_verl.rewards import code, math_length
+from gdpo_verl.rewards import math_length
 
 # By name: whether verl trains on it as a score, and validates with it as a value, one and four
 # answers to a prompt.
@@ -100,29 +99,10 @@ def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(tmp_pat
     assert problem.startswith("'step' is a column of verl's validation")
 
 
-@pytest.mark.parametrize(
-    ("score", "settings", "sentence"),
-    [
-        (
-            math_length.compute_score,
-            {"limit": 0},
-            "limit: expected a positive number of ",
-        ),
-        (
-            math_length.compute_score,
-            {"deadline": -1},
-            "deadline: expected a positive number",
-        ),
-        (code.compute_score, {"memory_limit_mb": 0}, "memory_limit_mb: expected "),
-        (code.compute_score, {"timeout": 0}, "timeout: expected "),
-    ],
-)
-def test_a_wrong_argument_of_a_reward_has_its_key_in_verls_configuration(
-    score: Callable, settings: dict[str, float], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{sentence}") as refused:
-        score("", "1", "1", {"response_length": 1}, **settings)
-    key = "reward.custom_reward_function.reward_kwargs"
-    again = pickle.loads(pickle.dumps(refused.value))
+def test_a_wrong_argument_of_a_reward_has_its_key_in_verls_configuration() -> None:
+    with pytest.raises(ValueError, match=r"^limit: expected a positive number") as refused:
+        math_length.compute_score("", "1", "1", {"response_length": 1}, limit=0)
+    again = pickle.loads(pickle.dumps(refused.value))  # as Ray does from one process to another
     for error in (refused.value, again):
-        assert f"ArgumentError: {key}.{sentence}" in raised(error.with_traceback(refused.tb))
+        told = raised(error.with_traceback(refused.tb))
+        assert "ArgumentError: reward.custom_reward_function.reward_kwargs.limit: expec" in told

@@ -23,13 +23,15 @@ def of(entry_point, test):
     return {"entry_point": entry_point, "test": test}
 
 
-LARGE_CALL = {"fn_name": "f", "inputs": [[10**5000]], "outputs": [-(10**5000)]}
-
-
 @HOLDS
-def test_integers_of_any_size_are_compared() -> None:
+def test_integers_of_any_size_are_read_and_compared() -> None:
+    # int() and str() stop at 4300 digits.
+    given = [10**3999, 10**4000 - 1, 10**12_345, -(16**60_000)]
+    truth = {"fn_name": "f", "inputs": [[n] for n in given], "outputs": [-n for n in given]}
+    assert verdict("def f(n): return -n", truth) == (1, 1, 0)
+    assert verdict("def f(n): return 1 - n", truth) == (0, 1, 0)
     # As long as an output may be, in one integer: compared without a conversion to decimals.
-    assert verdict("def f(n): return 1 << (12 << 20)", LARGE_CALL) == (0, 1, 0)
+    assert verdict("def f(n): return 1 << (12 << 20)", truth) == (0, 1, 0)
 
 
 @HOLDS
