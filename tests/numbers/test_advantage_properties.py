@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from by_hand import NAN, PAIRS, TWO_GROUPS, WHITEN, close, exactly_zero, lengths
+from by_hand import NAN, WHITEN, close, exactly_zero
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -114,16 +114,6 @@ def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float
 def test_it_agrees_with_the_equations_at_any_amplitude(batch: Batch, whiten: Whiten) -> None:
     expected = advantages_by_the_equations(batch, whiten)
     close(batch.advantages(whiten), expected, 1e-8)
-
-
-@pytest.mark.parametrize("size", [1e-250, 1e-4, 1e250])
-@pytest.mark.parametrize("whiten", ["token", "sequence"])
-def test_only_the_ratios_of_the_weights_matter(size: float, whiten: Whiten) -> None:
-    rewards, mask = TWO_GROUPS.double(), lengths(2, 1, 2, 2)
-    found = gdpo_advantages(rewards, PAIRS, mask, weights=[size, -3 * size], whiten=whiten)
-    expected = gdpo_advantages(rewards, PAIRS, mask, weights=[1.0, -3.0], whiten=whiten)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    assert expected.abs().max() > 0.5
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-2])

@@ -70,18 +70,6 @@ def test_who_does_not_say_that_it_has_a_feature_is_not_asked() -> None:
     assert not any("feature" in vector for vector in asked)
 
 
-def test_normalising_what_each_turn_earned_is_no_return_to_go() -> None:
-    pytest.importorskip("omegaconf")
-
-    def own_turns(*given: Any, **settings: Any) -> Any:
-        if "credit" in settings:
-            settings["credit"] = "turn"
-        return conformance.ours(*given, **settings)
-
-    with pytest.raises(AssertionError, match=r"1 vectors .*\ncredit to_go"):
-        assert_conforms(own_turns, features=["by_turn"])
-
-
 @pytest.mark.parametrize(
     ("profile", "features"),
     [("tokens", ["by-turn"]), ("tokens", "by_turn"), ("sequences", ["by_turn"])],

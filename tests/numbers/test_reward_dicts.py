@@ -165,10 +165,22 @@ def test_the_first_step_of_a_schedule_is_1() -> None:
     assert advantages_of(ROWS, GROUPS, config=config, step=1) == pytest.approx(plain)
 
 
-def test_a_component_that_too_many_lack_ends_the_training() -> None:
-    components = ["right", Component("short", 0, 1, most_unscored=0.05)]
-    with pytest.raises(RewardErrors, match=r"2 of 4 responses .* no 'short'; at most 5% may"):
-        advantages_of(ROWS, GROUPS, components=components)
+@pytest.mark.parametrize(
+    ("most_failed", "of", "most"),
+    [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # of fewer than 20 as many as of 20
+)
+def test_a_component_that_too_many_lack_ends_the_training(
+    most_failed: int, of: int, most: float
+) -> None:
+    components = ["short", Component("judge", 0, 1, most_unscored=most)]
+    rows = [{"short": 1.0, "judge": 0.5}] * of
+    for row in range(most_failed):
+        rows[row] = {"short": 1.0, "judge": None, "judge_error": f"down {row}"}
+    advantages_of(rows, ["u"] * of, components=components)
+    rows[most_failed] = {"short": 1.0, "judge": None, "judge_error": "down for good"}
+    text = rf"{most_failed + 1} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
+    with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down for good$"):
+        advantages_of(rows, ["u"] * of, components=components)
 
 
 def test_small_batches() -> None:

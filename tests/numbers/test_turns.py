@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
 from gdpo_verl import advantages_of
-from gdpo_verl.advantage import VARIANTS, Turns
+from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component, declared_components, declares
 from gdpo_verl.reward_dicts import as_written, turn_lists, with_sums
@@ -185,15 +184,6 @@ def test_only_variants_that_read_z_alone_take_turns() -> None:
     for name in taken:
         lists = of({"gdpo": {"variant": name}})
         assert [len(each) for each in lists] == [2, 3, 1]
-
-
-def test_turns_are_the_runs_of_1_in_a_mask() -> None:
-    mask = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]])
-    kept = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]])
-    turns, turn_of_token = Turns.in_masks(mask, kept)
-    assert turn_of_token.tolist() == [[0, 0, -1, 1, -1, -1], [-1, 2, -1, -1, 3, 3], [-1] * 6]
-    assert turns.lists(turns.tokens) == [[2, 0], [1, 1], []]
-    assert turns.numbers.tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)

@@ -187,7 +187,7 @@ def test_order_of_rows_and_of_components_does_not_matter(name: str, seed: int) -
     close(moved, advantages(rewards, IDS, **options)[rows], 1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ("dvao", "corr_grpo")])
+@pytest.mark.parametrize("name", VARIANTS)
 @settings(max_examples=15, deadline=None)
 @given(seed=TABLES)
 def test_the_unit_of_a_reward_and_of_its_range_does_not_matter(name: str, seed: int) -> None:
@@ -198,15 +198,24 @@ def test_the_unit_of_a_reward_and_of_its_range_does_not_matter(name: str, seed: 
         scaled = rewards * torch.tensor(units, dtype=torch.float64)
         return advantages(scaled, IDS, variant=name, epsilon=0.0, **options)
 
-    close(in_units(30.0, 1.0, 0.1), in_units(1.0, 1.0, 1.0), 1e-9)
+    one = in_units(1.0, 1.0, 1.0)
+    for size in (1e-300, 1e299):  # at the ends of float64
+        found = in_units(size, size, size)
+        assert bool(found.isfinite().all())
+        if name != "corr_grpo":  # in reward units
+            close(found, one, 1e-9)
+    if name not in ("dvao", "corr_grpo"):  # which weigh the larger one more
+        close(in_units(30.0, 1.0, 0.1), one, 1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_common_factor_of_the_weights_changes_size_alone(name: str) -> None:
+@pytest.mark.parametrize("factor", [1e-250, 10.0, 1e250])
+def test_a_common_factor_of_the_weights_changes_size_alone(name: str, factor: float) -> None:
     one = advantages(EXAMPLE, variant=name, weights=[1.0, 1.0], **needs(name))
-    ten = advantages(EXAMPLE, variant=name, weights=[10.0, 10.0], **needs(name))
-    factor = 10.0 if name in ("mo_grpo", "corr_grpo") else 1.0
-    close(ten, one * factor, 1e-9)
+    found = advantages(EXAMPLE, variant=name, weights=[factor, factor], **needs(name))
+    if name in ("mo_grpo", "corr_grpo"):
+        found = found / factor
+    close(found, one, 1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -237,19 +246,6 @@ def test_a_component_that_is_never_scored_changes_nothing(name: str) -> None:
     nobody = torch.full((len(EXAMPLE), 1), NAN)
     found = advantages(torch.cat([EXAMPLE, nobody], dim=1), variant=name, **needs(name, 3))
     close(found, advantages(EXAMPLE, variant=name, **needs(name)), 1e-8)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("size", [1e-300, 1e299])
-def test_sizes_at_the_ends_of_float64_change_nothing(name: str, size: float) -> None:
-    def sized(size: float) -> Tensor:
-        options = {"ranges": [(0.0, size), (0.0, 3 * size)]} if needs(name) else {}
-        return advantages(EXAMPLE * size, variant=name, epsilon=0.0, **options)
-
-    found = sized(size)
-    assert bool(found.isfinite().all())
-    if name != "corr_grpo":  # in reward units
-        close(found, sized(1.0), 1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

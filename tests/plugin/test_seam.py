@@ -72,31 +72,26 @@ def rejecting(queue: Any, config: Any, key: str, log_probs: list[float]) -> Any:
     return config
 
 
-@pytest.mark.parametrize("derived", [None, BREVITY], ids=["returned", "derived"])
-def test_sessions_padding_and_masks_count_as_the_pure_function_says(
-    queue: Any, derived: dict[str, str] | None
-) -> None:
+def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue: Any) -> None:
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     batch = upsample_batch_to_divisible_size(put(queue, ROWS), 5, eos_token_id=0)
     assert sum(bool(tag.get("is_padding")) for tag in batch.tags) == 3
     metrics: dict[str, float] = {}
-    trainer = trainer_of(recipe(derived=derived))
+    trainer = trainer_of(recipe(derived=BREVITY))
 
     trainer._compute_advantage(batch, metrics)
 
-    components = SESSIONS if derived else SESSIONS[:, :2]
     found = advantages(queue, batch)
-    assert_of_sessions(found[:7], gdpo_advantages(components, GROUPS, mask_of(TOKENS)))
+    assert_of_sessions(found[:7], gdpo_advantages(SESSIONS, GROUPS, mask_of(TOKENS)))
     assert found[7:] == [[0.0]] * 3
     assert metrics["rewards/format/mean"] == pytest.approx(4 / 6)
     assert metrics["gdpo/correctness/unscored"] == pytest.approx(1 / 6)
     assert metrics["rewards/correctness/min"] == -3.0
     assert metrics["gdpo/correctness/constant_groups"] == 0.0
-    if derived:
-        assert metrics["rewards/brevity/mean"] == pytest.approx(2 / 5)
-        brevity = trainer.gdpo_seam.dump.columns(KEYS)["brevity"]
-        assert brevity == [None, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    assert metrics["rewards/brevity/mean"] == pytest.approx(2 / 5)
+    brevity = trainer.gdpo_seam.dump.columns(KEYS)["brevity"]
+    assert brevity == [None, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
 def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any) -> None:

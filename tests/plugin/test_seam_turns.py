@@ -29,16 +29,17 @@ def info(form: Any, correctness: float | None) -> dict[str, Any]:
     return {"format": form, "correctness": correctness}
 
 
-# Masks with two, three, one and two turns; a holds three sessions, b two, in no order.
+# Masks with two, three, one, two turns and none; a and b hold three sessions each, in no order.
 ROWS: list[Any] = [
     ("b_1_0", [1, 1, 0, 1], info([1, 0], None)),
     ("a_0_0", [1, 0, 0, 1, 1], info([1, 0], 3.0)),
     ("a_1_0", [1, 0, 1, 1, 0, 1], info([0, 1, None], -1.0)),
     ("a_2_0", [1, 1, 1], info([1], -3.0)),
     ("b_0_0", [0, 1, 0, 1], info(None, 3.0)),
+    ("b_2_0", [0, 0], info([], -3.0)),
 ]
-TOKENS = [[2, 1], [1, 2], [1, 2, 1], [3], [1, 1]]
-GROUPS = ["b", "a", "a", "a", "b"]
+TOKENS = [[2, 1], [1, 2], [1, 2, 1], [3], [1, 1], []]
+GROUPS = ["b", "a", "a", "a", "b", "b"]
 INFOS = [each for _, _, each in ROWS]
 
 
@@ -88,20 +89,20 @@ def test_each_turn_has_what_the_pure_function_says(queue: Any, settings: dict[st
     found = advantages(queue, batch)
     for row, expected in zip(found, on_tokens(pure), strict=False):
         assert row == pytest.approx(expected, abs=1e-6)
-    assert all(not any(row) for row in found[5:])
+    assert all(not any(row) for row in found[6:])
     assert metrics["rewards/format/mean"] == pytest.approx(1.0)  # sums 1, 1, 1, 1
     spread = (3 * math.sqrt(0.5)) / 3  # 1 0 | 1 0 | 0 1
     assert metrics["gdpo/format/turn_spread"] == pytest.approx(spread)
 
-    columns = trainer.gdpo_seam.dump.columns(batch.keys[:5])
-    assert columns["format"] == [1.0, 1.0, 1.0, 1.0, None]
-    assert columns["format_by_turn"] == [[1, 0], [1, 0], [0, 1, None], [1], None]
+    columns = trainer.gdpo_seam.dump.columns(batch.keys[:6])
+    assert columns["format"] == [1.0, 1.0, 1.0, 1.0, None, None]
+    assert columns["format_by_turn"] == [[1, 0], [1, 0], [0, 1, None], [1], None, []]
     assert columns["response_tokens_by_turn"] == TOKENS
     name = "rvpo_advantage" if settings.get("variant") else "gdpo_advantage"
     for listed_, expected in zip(columns[f"{name}_by_turn"], pure, strict=True):
         assert listed_ == pytest.approx(expected)
     means = [
-        sum(a * n for a, n in zip(*pair, strict=True)) / sum(pair[1])
+        sum(a * n for a, n in zip(*pair, strict=True)) / max(sum(pair[1]), 1)
         for pair in zip(pure, TOKENS, strict=True)
     ]
     assert columns[name] == pytest.approx(means)

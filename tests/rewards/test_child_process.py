@@ -1,4 +1,4 @@
-"""A child process asked by lines of JSON; its deadline and its end are in test_session.py."""
+"""A child process asked by lines of JSON: every way in which it gives no answer, and its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from waiting import is_alive, wait_for
 
 from gdpo_verl.sandbox.child_process import ChildProcess
 
@@ -39,3 +40,16 @@ def test_a_process_that_gives_no_json_has_ended_as_far_as_anyone_can_tell(progra
 def test_an_answer_that_is_too_long_is_none() -> None:
     with child("cat") as process, pytest.raises(EOFError):
         process.ask("1234", later(), most=5)
+
+
+@pytest.mark.parametrize("request_", ["short", "x" * 300_000], ids=["never answers", "never reads"])
+def test_no_answer_within_the_deadline(request_: str) -> None:
+    with child("sleep", "600") as process, pytest.raises(TimeoutError):
+        process.ask(request_, later(0.1))
+
+
+def test_what_it_started_ends_with_it() -> None:
+    with child("sh", "-c", "sleep 600 & read x; echo $!; wait") as process:
+        started = process.ask(None, later())
+        assert is_alive(started)
+    wait_for(lambda: not is_alive(started))

@@ -26,8 +26,10 @@ def of(entry_point, test):
 @HOLDS
 def test_integers_of_any_size_are_read_and_compared() -> None:
     # int() and str() stop at 4300 digits.
-    given = [10**3999, 10**4000 - 1, 10**12_345, -(16**60_000)]
-    truth = {"fn_name": "f", "inputs": [[n] for n in given], "outputs": [-n for n in given]}
+    numbers = ["1" + "0" * 3999, "9" * 4000, "1" + "0" * 12_345]
+    inputs = ", ".join(f"[{number}]" for number in numbers)
+    outputs = ", ".join(f"-{number}" for number in numbers)
+    truth = f'{{"fn_name": "f", "inputs": [{inputs}], "outputs": [{outputs}]}}'
     assert verdict("def f(n): return -n", truth) == (1, 1, 0)
     assert verdict("def f(n): return 1 - n", truth) == (0, 1, 0)
     # As long as an output may be, in one integer: compared without a conversion to decimals.

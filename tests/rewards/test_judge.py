@@ -18,9 +18,7 @@ from omegaconf import OmegaConf
 from servers import Handler, serving
 from test_judge_text import FIVE, answer, token
 
-from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, RewardRows
 from gdpo_verl.plugin.reward import single_row_batch
 from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
 from gdpo_verl.plugin.validation import objective_of
@@ -345,26 +343,3 @@ def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: 
     found = objective_of(config, {"0": astonished})
     assert found is not None
     assert found.most_unscored == {"judge": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("most_failed", "of", "most"),
-    [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # of fewer than 20 as many as of 20
-)
-def test_a_judge_that_fails_too_often_ends_the_training(
-    most_failed: int, of: int, most: float
-) -> None:
-    declared = [Component("short", 0, 1), Component("judge", 0, 1, most_unscored=most)]
-    names = [*(f"u_{row}_1" for row in range(of)), "u_0_0"]
-    earlier = {"short": 1.0, "judge": None, "judge_error": "of an output that is not the last"}
-
-    def batch(failed: int) -> RewardBatch:
-        rows = [{"short": 1.0, "judge": 0.5}] * (of - failed)
-        rows += [{"short": 1.0, "judge": None, "judge_error": f"down {i}"} for i in range(failed)]
-        objective = GdpoConfig().resolve(declared)
-        return RewardBatch.of(RewardRows(objective, [*rows, earlier], names), ["u"] * (of + 1))
-
-    batch(most_failed).check_errors()
-    text = rf"{most_failed + 1} of {of} responses of a batch have no 'judge'; at most {most:.0%}"
-    with pytest.raises(RewardErrors, match=rf"{text} may.*last error: down {most_failed}$"):
-        batch(most_failed + 1).check_errors()
