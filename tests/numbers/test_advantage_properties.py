@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Sequence
-from fractions import Fraction
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,10 +10,12 @@ import torch
 from by_hand import NAN, WHITEN, close, exactly_zero
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_conformance import conformance
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import Whiten
+from gdpo_verl.conformance import vectors
 
 
 class Batch(NamedTuple):
@@ -54,59 +53,23 @@ def batches(draw: st.DrawFn, amplitudes: bool = False) -> Batch:
     return Batch(rewards, list(groups), mask, [draw(weight) for _ in range(count)])
 
 
-def column_by_the_equation(
-    column: Sequence[float], groups: Sequence[int], epsilon: float = 1e-6
-) -> list[float]:
-    """Eq. 4 in exact fractions; NaN where not scored."""
-    result = []
-    for reward, group in zip(column, groups, strict=True):
-        peers = [Fraction(r) for r, g in zip(column, groups, strict=True) if g == group and r == r]
-        if reward != reward or len(set(peers)) < 2:
-            result.append(reward * 0.0)
-            continue
-        mean = sum(peers) / len(peers)
-        variance = sum((r - mean) ** 2 for r in peers) / (len(peers) - 1)
-        result.append(float(Fraction(reward) - mean) / (math.sqrt(variance) + epsilon))
-    return result
-
-
-def sums_by_the_equation(batch: Batch, unit: float, epsilon: float) -> list[float]:
-    """Eq. 7 with weights in this unit; NaN where nothing is scored."""
-    columns = [
-        column_by_the_equation(column, batch.groups, epsilon)
-        for column in zip(*batch.rewards, strict=True)
-    ]
-    sums = []
-    for row in zip(*columns, strict=True):
-        terms = [w / unit * z for w, z in zip(batch.weights, row, strict=True) if z == z]
-        sums.append(math.fsum(terms) if terms else NAN)
-    return sums
-
-
 def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float]]:
+    """By the decimals that the vectors are made with; what hardly varies is nothing."""
+    rewards = [[None if reward != reward else reward for reward in row] for row in batch.rewards]
     unit = 1.0 if whiten == "none" else max(map(abs, batch.weights))
-    sums = sums_by_the_equation(batch, unit, 1e-6)
-
-    def entries(sums: Sequence[float]) -> list[float]:
-        return [
-            a
-            for a, kept in zip(sums, batch.mask, strict=True)
-            for _ in range(sum(kept) if whiten == "token" else int(any(kept)))
-            if a == a
-        ]
-
-    exact = sums_by_the_equation(batch, unit, 0.0)
+    weights = [weight / unit for weight in batch.weights]
+    sums = conformance.combined(rewards, batch.groups, weights, Decimal("1e-6"))
+    exact = conformance.combined(rewards, batch.groups, weights, Decimal(0))
+    shares = [sum(kept) for kept in batch.mask]
+    if whiten == "sequence":
+        shares = [min(tokens, 1) for tokens in shares]
     if whiten == "none":
-        final = sums
-    elif len(entries(sums)) < 2 or any(statistics.stdev(entries(x)) < 1e-4 for x in (sums, exact)):
-        final = [0.0] * len(sums)
+        values = [float(value or 0) for value in sums]
+    elif any(conformance.spread(each, shares)[1] < Decimal("1e-8") for each in (sums, exact)):
+        values = [0.0] * len(sums)
     else:
-        mean, variance = statistics.fmean(entries(sums)), statistics.variance(entries(sums))
-        final = [(a - mean) / math.sqrt(variance + 1e-8) for a in sums]
-    return [
-        [kept * (a if a == a else 0.0) for kept in row]
-        for a, row in zip(final, batch.mask, strict=True)
-    ]
+        values = conformance.whitened(sums, shares, vectors()["profiles"]["tokens"])
+    return [[value * kept for kept in row] for value, row in zip(values, batch.mask, strict=True)]
 
 
 @settings(max_examples=300, deadline=None)

@@ -203,12 +203,14 @@ def test_a_judge_that_fails_for_most_ends_the_training() -> None:
     assert batch.error_share == pytest.approx(2 / 3)
 
 
-def test_a_component_that_a_condition_leaves_out_is_no_failure_of_its_judge() -> None:
-    declared = [Component("format", optional=True), Component("judge", most_unscored=0.1)]
+def test_neither_a_condition_nor_an_earlier_output_is_a_failure_of_the_judge() -> None:
+    declared = [Component("format", optional=True), Component("judge", most_unscored=0.0)]
     condition = {"judge": {"on": "format", "at_least": 1.0}}
-    names = [f"u_{row}_0" for row in range(4)]
+    names = ["u_0_0", "u_0_1", "u_1_0", "u_2_0"]
     wanted = GdpoConfig(conditions=condition).resolve(declared)
-    batch = RewardBatch.of(RewardRows(wanted, [{"judge": 1.0}] * 4, names), ["u"] * 4)
+    rows = [{"judge": None, "judge_error": "of an output that is not the last"}]
+    rows += [{"judge": 1.0}] * 3
+    batch = RewardBatch.of(RewardRows(wanted, rows, names), ["u"] * 4)
     assert bool(batch.decomposition.rewards[:, 1].isnan().all())
     batch.check_errors()
     assert batch.error_share == 0.0

@@ -42,6 +42,7 @@ def computed(config: Any, **components: Any) -> torch.Tensor:
 
 CONDITION = {"format": {"on": "correctness", "at_least": 1.0}}
 WHOLE = {
+    "gdpo_reward_keys": KEYS,
     "gdpo_reward_weights": [2.0, 1.0],
     "norm_adv_by_std_in_grpo": False,
     "gdpo": {"whiten": "sequence", "conditions": CONDITION},
@@ -49,18 +50,24 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "conditions", "options"),
+    ("config", "conditions", "options"),
     [
-        (dict, WHOLE, CONDITION, {"weights": [2.0, 1.0], "whiten": "sequence", "scale": False}),
-        (AlgoConfig, {"gdpo_reward_weights": [1.0, 0.5]}, {}, {"weights": [1.0, 0.5]}),
+        (
+            OmegaConf.create(WHOLE),
+            CONDITION,
+            {"weights": [2.0, 1.0], "whiten": "sequence", "scale": False},
+        ),
+        (
+            AlgoConfig(gdpo_reward_keys=KEYS, gdpo_reward_weights=[1.0, 0.5]),
+            {},
+            {"weights": [1.0, 0.5]},
+        ),
     ],
     ids=["everything", "verl's dataclass"],
 )
 def test_the_configuration_counts_for_components_that_are_handed_over(
-    kind: Any, settings: dict[str, Any], conditions: dict[str, Any], options: dict[str, Any]
+    config: Any, conditions: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    given = kind(gdpo_reward_keys=KEYS, **settings)
-    config = OmegaConf.create(given) if kind is dict else given
     found = computed(config, format=FORMAT, correctness=CORRECT)
     conditioned = apply_conditions(rewards(), KEYS, conditions)
     expected = gdpo_advantages(conditioned, UIDS, MASK, **options)

@@ -14,7 +14,28 @@ from omegaconf import OmegaConf
 from gdpo_verl.lab.policy.model import make_model, train_tokenizer
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.plugin import shared_prompts, upstream
-from gdpo_verl.plugin.shared_prompts import check, divide
+from gdpo_verl.plugin.shared_prompts import check, divide, pack
+
+
+def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
+    # Prompt 7 8 with responses 1 2, 3 and none, prompt 9 with response 4.
+    packed = pack([[7, 8, 1, 2], [9, 4], [7, 8, 3], [7, 8]], [2, 1, 2, 2])
+
+    # The rows' tokens are 0 to 10, and the prompts 6 7 and 9 10 are that of the first row, 0 1.
+    assert packed.tokens.tolist() == [0, 1, 2, 3, 4, 5, 8]
+    # 1 follows 8, 2 follows 1, 4 follows 9 and 3 follows 8.
+    assert packed.predictors.tolist() == [1, 2, 4, 1]
+    # verl keeps a token's log-probability one place before it.
+    assert packed.places.tolist() == [1, 2, 4, 7]
+    assert packed.mask.int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0],
+        [1, 1, 0, 0, 0, 0, 1],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_verl import recipe
-from omegaconf import open_dict
+from omegaconf import DictConfig, open_dict
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -105,13 +105,25 @@ def test_a_trainer_gets_its_seam_and_its_buffer_is_watched(
     assert trainer.gdpo_seam.failures is None
 
 
+def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
+    with open_dict(config):
+        config.algorithm = {"adv_estimator": "grpo", **algorithm}
+        config.reward.custom_reward_function = {"path": None}
+        config.reward.reward_manager.name = "naive"
+        config.data.seed = None
+
+
+def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> None:
+    without_rewards_of_ours(trainer.config)
+    before = trainer.config.copy()
+    seams._init_dataloader(verls, trainer)
+    assert trainer.gdpo_seam is None
+    assert trainer.config == before
+    assert trainer.replay_buffer.__dict__ == {}
+
+
 def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
-    with open_dict(trainer.config):
-        trainer.config.algorithm.adv_estimator = "grpo"
-        trainer.config.algorithm.gdpo = None
-        trainer.config.algorithm.filter_groups = {"metric": "components"}
-        trainer.config.reward.custom_reward_function = {"path": None}
-        trainer.config.reward.reward_manager.name = "naive"
+    without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
     with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
         seams._init_dataloader(verls, trainer)
 
