@@ -54,6 +54,7 @@ def nothing_protects(monkeypatch):
 
     monkeypatch.setattr(protections, "_bubblewrap", broken)
     monkeypatch.setattr(protections, "_landlock", broken)
+    monkeypatch.setattr(protections, "used", set())
     best_protection.cache_clear()
     yield
     best_protection.cache_clear()
