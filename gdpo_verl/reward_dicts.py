@@ -165,8 +165,9 @@ def _token_counts(token_counts: Any, objective: Objective, size: int) -> list[li
 
     Raises ValueError for another number of responses, and for what is no count, with its row.
     """
-    if not hasattr(token_counts, "__len__") or len(token_counts) != size:
-        raise ValueError(f"token_counts: expected {size}, one a response, found {token_counts!r}")
+    found = len(token_counts) if hasattr(token_counts, "__len__") else repr(token_counts)
+    if found != size:
+        raise ValueError(f"token_counts: expected {size}, one a response, found {found}")
     wanted = "a number of tokens, as no component is by turn"
     if objective.by_turn:
         names = sorted(objective.by_turn)

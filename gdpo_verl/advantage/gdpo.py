@@ -97,5 +97,6 @@ def gdpo_advantages(
         gate=gate,
     )
     # Groups of two are a matter of the batch, not of the settings that `decompose` has checked.
-    found.variant.check_group_size(found.groups.largest, raw.shape[1])
+    if found.variant.least_group > 1:
+        found.variant.check_group_size(found.groups.largest, raw.shape[1])
     return rows.scale_(found.advantage)
