@@ -95,6 +95,7 @@ def check_settings(config: Any) -> None:
             "pkg://gdpo_verl.rewards.gsm8k and compute_score."
         )
     shared_prompts.check(config)
+    check_lengths(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     # A user's own functions are imported.
     _ = settings.chosen_variant
@@ -112,6 +113,19 @@ def check_settings(config: Any) -> None:
         )
     settings.check(config.actor_rollout_ref.rollout.n)
     _warn_about_filter(config, settings)
+
+
+def check_lengths(config: Any) -> None:
+    """Refuse rollouts without room to answer, which verl says of each longer prompt alone."""
+    most = config.actor_rollout_ref.rollout.get("max_model_len")
+    prompt = config.data.max_prompt_length
+    if most is not None and most <= prompt:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.max_model_len: expected more than data.max_prompt_length="
+            f"{prompt}, found {most}: long prompts would get no answer. Set it to null, "
+            "the model's own limit, or to the sum of data.max_prompt_length and "
+            "data.max_response_length."
+        )
 
 
 def check_keys(config: Any) -> None:

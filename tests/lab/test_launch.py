@@ -134,6 +134,11 @@ def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monke
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
 
 
+def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in launch.environment_of(tmp_path, compose("toolbox/gdpo"))
+
+
 def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():
     overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
     config = composed("code/gdpo", Path("/run"), overrides)

@@ -90,6 +90,11 @@ TWO = ["actor_rollout_ref.rollout.n=2", f"{MICRO_BATCHES[0]}=32"]
 REFUSED = [
     ("gdpo", ["algorithm.use_kl_in_reward=true"], r"algorithm\.use_kl_in_reward.*use_kl_loss"),
     (
+        "grpo",
+        ["data.max_prompt_length=1024", "actor_rollout_ref.rollout.max_model_len=256"],
+        r"actor_rollout_ref\.rollout\.max_model_len: .*data\.max_prompt_length=1024, found 256",
+    ),
+    (
         "gdpo",
         ["actor_rollout_ref.model.path=/no/model"],
         r"actor_rollout_ref\.model\.path: expected a model's directory.*in '/no/model'",

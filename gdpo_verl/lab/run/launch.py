@@ -163,6 +163,8 @@ def answer(
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+    # Container images often set it; then each of verl's processes compiles all that it imports.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     platform = preflight.platform_of(config)
     if platform:
         environment["VERL_PLATFORM"] = platform
