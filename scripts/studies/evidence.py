@@ -371,15 +371,10 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
     axes[0].plot([], [], "D", label="GRPO, static weight", **marker)
 
 
-def draw_length(axes: Sequence[Any], runs: Runs) -> None:
-    """Correctness in training and the responses' length, step by step, over the seeds."""
-    arms = ("grpo", "gdpo", "gdpo-condition", "gdpo-gate", "grpo-condition")
-    shown = {
-        "rewards/correctness/mean": "correctness in training",
-        "response_length/mean": "tokens",
-    }
-    for axis, (metric, title) in zip(axes, shown.items(), strict=True):
-        for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS[:3]), strict=True):
+def draw_curves(axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], *arms: str) -> None:
+    """A metric in each panel, step by step: mean and range over the seeds of these arms."""
+    for axis, (metric, title) in zip(axes, titles.items(), strict=True):
+        for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS), strict=False):
             curves = zip(*(series(run, metric) for run in runs[arm].values()), strict=True)
             # The range and not a deviation: of five seeds a reader can be shown all.
             columns = [(fmean(c), min(c), max(c)) for c in curves]
@@ -388,9 +383,29 @@ def draw_length(axes: Sequence[Any], runs: Runs) -> None:
             axis.plot(steps, middle, color=color, label=NAMES[arm])
             axis.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
         axis.set(xlabel="step", title=title)
+        axis.xaxis.get_major_locator().set_params(integer=True)
 
 
-DRAWINGS = {"q1": draw_units, "q2": draw_length}
+def draw_length(axes: Sequence[Any], runs: Runs) -> None:
+    """The phantom gradient: correctness in training, and the responses' length."""
+    titles = {
+        "rewards/correctness/mean": "correctness in training",
+        "response_length/mean": "tokens",
+    }
+    conditioned = ("gdpo-condition", "gdpo-gate", "grpo-condition")
+    draw_curves(axes, runs, titles, "grpo", "gdpo", *conditioned)
+
+
+def draw_relevance(axes: Sequence[Any], runs: Runs) -> None:
+    """The learned reward, and the share of texts of one's own."""
+    titles = {
+        "rewards/relevance/mean": "relevance",
+        "rewards/own_words/mean": "texts of one's own",
+    }
+    draw_curves(axes, runs, titles, "grpo", "gdpo", "gdpo-conditioned", "grpo-conditioned")
+
+
+DRAWINGS = {"q1": draw_units, "q2": draw_length, "quiet": draw_relevance}
 
 
 def draw(name: str, runs: Runs, path: Path) -> None:

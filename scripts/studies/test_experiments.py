@@ -166,7 +166,8 @@ def test_the_committed_page_follows_from_the_committed_runs(tmp_path):
         shutil.copy(file, tmp_path / "evidence")
     evidence.main(tmp_path)
     made = [f"evidence/{page.name}" for page in pages]
-    for name in ("evidence.md", *made, "evidence/q1.svg", "evidence/q2.svg"):
+    pictures = [f"evidence/{name}.svg" for name in evidence.DRAWINGS]
+    for name in ("evidence.md", *made, *pictures):
         before = (ROOT / "docs" / name).read_bytes()
         # Another matplotlib draws the same picture with other numbers.
         if name.endswith(".md") or f"v{matplotlib.__version__}," in before.decode():
