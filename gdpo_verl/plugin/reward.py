@@ -13,7 +13,7 @@ import math
 import reprlib
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # The largest relative difference of a score from the sum of its components; verl keeps float32.
 SCORE_TOLERANCE = 1e-4
+# Training rows whose prompts are measured.
+MEASURED = 32
 # Files that are not the user's in a traceback.
 LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -61,7 +63,10 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
     problems = unnamed_arguments(config)
     if problems:
         raise ValueError("; ".join(problems))
-    prompt = prompt_text(config, tokenizer, trainer.train_dataset[0])
+    first = [trainer.train_dataset[n] for n in range(min(MEASURED, len(trainer.train_dataset)))]
+    if problem := cut_prompts(config, tokenizer, first):
+        raise ValueError(problem)
+    prompt = prompt_text(config, tokenizer, first[0])
     warning = opened_thought_warning(config, prompt)
     if warning:
         logger.warning(warning)
@@ -224,6 +229,28 @@ def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
     sources = list(frame[key]) if known else [None] * min(len(dataset), 1)
     numbers = {source: sources.index(source) for source in dict.fromkeys(sources)}
     return {f"{row} of data.{files} (data source {name!r})": row for name, row in numbers.items()}
+
+
+def cut_prompts(config: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Complain of prompts that are too long; '' where none is, or where the user has a way for it.
+
+    verl's agent loop cuts off their beginnings, whatever data.truncation says
+    (verl/experimental/agent_loop/agent_loop.py, `_cap_text_prompt_length`).
+    """
+    data = config.data
+    if data.get("filter_overlong_prompts", False) or data.get("truncation", "error") != "error":
+        return ""
+    texts = [prompt_text(config, tokenizer, row) for row in rows]
+    lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    longer = [length for length in lengths if length > data.max_prompt_length]
+    if not longer:
+        return ""
+    return (
+        f"data.max_prompt_length: expected room for each prompt, found {data.max_prompt_length} "
+        f"tokens for prompts of up to {max(longer)} ({len(longer)} of {len(lengths)} tried are "
+        "longer); verl would cut off their beginnings. Raise it; or leave such prompts out with "
+        "data.filter_overlong_prompts=true; or have them cut with data.truncation=left."
+    )
 
 
 def opened_thought_warning(config: Any, prompt: str) -> str:

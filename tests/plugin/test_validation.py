@@ -345,6 +345,15 @@ def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passe
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("kept", ["data.filter_overlong_prompts=true", "data.truncation=left"])
+def test_prompts_that_verl_would_cut_are_refused(probe: Callable, kept: str) -> None:
+    rows = [ROW | {"raw_prompt": [{"role": "user", "content": "a " * n}]} for n in (4, 3, 5, 4)]
+    assert probe("data.max_prompt_length=5", train=rows)
+    with pytest.raises(ValueError, match=r"3 tokens for prompts of up to 5 \(3 of 4 tried are"):
+        probe("data.max_prompt_length=3", train=rows)
+    assert probe("data.max_prompt_length=3", kept, train=rows)
+
+
 UNSEEN = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
 
 

@@ -130,6 +130,9 @@ def check(
     found = complaints([*map(ScoredAnswer, held_out, scored.results[len(chosen) :])])
     report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
+    if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
+        cut = reward.cut_prompts(config, tokenizer, columns.values())
+        report["problems"] += [cut] if cut else []
     if opening:
         report["notes"].insert(0, _about_thought(config, prompt, opening))
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
@@ -187,12 +190,13 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
     """
     from verl.trainer.ppo.utils import create_rl_dataset
 
-    with open_dict(config):
-        config.data.filter_overlong_prompts = False  # row numbers stay those of the files
-    check_data_files(config.data, key)
+    data = config.data.copy()
+    with open_dict(data):
+        data.filter_overlong_prompts = False  # row numbers stay those of the files
+    check_data_files(data, key)
     files = _files(config, key)
     try:
-        dataset = create_rl_dataset(config.data[key], config.data, tokenizer, None)
+        dataset = create_rl_dataset(data[key], data, tokenizer, None)
         if not len(dataset):
             raise ValueError("expected at least one row, found none")
     except Exception as error:
