@@ -168,7 +168,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     # Not timed: a busy machine is no slow reward.
     report = check_reward.check(config, rows=PROBED_ROWS, step_seconds=math.inf)
     if report["problems"]:
-        raise ValueError("reward: " + "; ".join(report["problems"]))
+        raise ValueError("data and reward: " + "; ".join(report["problems"]))
     names = ", ".join(component["name"] for component in report["components"])
     yield f"data     {report['about']['data']}"
     yield f"reward   {report['about']['reward']} returned {names} for each of them"
