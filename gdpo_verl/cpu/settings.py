@@ -75,7 +75,11 @@ def choose_settings(config: Any) -> dict[str, Any]:
         for role in ("actor", "ref"):
             chosen[f"{ours}.{role}.fsdp_config.dtype"] = "bfloat16"
             chosen[f"{ours}.{role}.fsdp_config.mixed_precision.param_dtype"] = "bf16"
-    if config.trainer.v1.trainer_mode == "sync":  # what is trained on, this policy has sampled
+    # FSDP2 reads an adapter's types in its first forward. That must not be the reference's, where
+    # the adapter is off: without its types the first update ends in bfloat16.
+    reference_first = is_lora(config) and config.actor_rollout_ref.actor.use_kl_loss
+    # What is trained on, this policy has sampled.
+    if config.trainer.v1.trainer_mode == "sync" and not reference_first:
         chosen["algorithm.rollout_correction.bypass_mode"] = True
     return chosen
 

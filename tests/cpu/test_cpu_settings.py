@@ -23,6 +23,8 @@ TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 SHARES = f"{ACTOR}.use_prefix_grouper"
 BY_TOKENS = f"{ACTOR}.use_dynamic_bsz"
 PACKS = "actor_rollout_ref.model.use_remove_padding"
+LORA = "actor_rollout_ref.model.lora_rank=16"
+KL = f"{ACTOR}.use_kl_loss"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 OF_LOG_PROBS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 SYNC, ASYNC = (f"trainer.v1.trainer_mode={mode}" for mode in ("sync", "colocate_async"))
@@ -50,6 +52,9 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         # Prompts are shared where attention is full, and old log-probabilities are the rollout's
         # where its policy is trained.
         (SMOLLM2, [SYNC], {BUCKET: 108, SHARES: True, PACKS: True, BYPASS: True}),
+        # An adapter's reference must not be the first forward; else its types are unknown.
+        (SMOLLM2, [SYNC, LORA, f"{KL}=true"], {BYPASS: False}),
+        (SMOLLM2, [SYNC, LORA, f"{KL}=false"], {BYPASS: True}),
         # What is given wins.
         (QWEN, [ASYNC, f"{TOKENS}=2048"], {BUCKET: 520, BYPASS: False, TOKENS: 2048}),
         (SLIDING, LENGTHS, {SHARES: False, BY_TOKENS: True, TOKENS: 512, OF_LOG_PROBS: 512}),
@@ -57,7 +62,15 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         (TINY, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
         ({"model_type": "unknown"}, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
     ],
-    ids=["full attention", "larger", "sliding attention", "tiny", "unknown"],
+    ids=[
+        "full attention",
+        "LoRA with KL",
+        "LoRA",
+        "larger",
+        "sliding attention",
+        "tiny",
+        "unknown",
+    ],
 )
 def test_settings_follow_from_the_model(tmp_path, model, given, expected):
     config = chosen_for(tmp_path, model, *given)
