@@ -46,6 +46,22 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
             )
 
 
+def has_configuration(path: str) -> bool:
+    """Return whether a model's config.json can be had: here, in the hub's cache, or from the hub.
+
+    Asks once. Transformers asks a hub that is out of reach six times, half a minute long.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if os.path.isfile(os.path.join(path, "config.json")):
+        return True
+    try:
+        cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
+        return cached or bool(get_hf_file_metadata(hf_hub_url(path, "config.json")))
+    except Exception:  # no hub's id, not there, or out of reach
+        return False
+
+
 def is_lora(config: Any) -> bool:
     """Recognise LoRA, which trains adapters in place of the weights."""
     model = config.actor_rollout_ref.model

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gdpo_verl.plugin.model import is_lora
+from gdpo_verl.plugin.model import has_configuration, is_lora
 
 _REMEDIES = {
     r"CUDA out of memory": (
@@ -53,6 +53,8 @@ def load_shape(model: Any) -> Shape | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if not has_configuration(model.path):
+        return None
     remote_code = bool(model.get("trust_remote_code", False))
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
