@@ -68,7 +68,8 @@ def test_shape_is_told_from_the_configuration_alone(tmp_path):
     layer = 2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 128 + 2 * 64
     model = OmegaConf.create({"path": str(tmp_path)})
     assert load_shape(model) == Shape(2 * layer + 64 + 1000 * 64, 1000)
-    assert load_shape(OmegaConf.create({"path": str(tmp_path / "none")})) is None
+    for path in (str(tmp_path / "none"), None):
+        assert load_shape(OmegaConf.create({"path": path})) is None
 
 
 def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path):

@@ -53,10 +53,10 @@ def load_shape(model: Any) -> Shape | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if not has_configuration(model.path):
-        return None
     remote_code = bool(model.get("trust_remote_code", False))
     try:
+        if not has_configuration(model.path):
+            return None
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
         with torch.device("meta"):  # counted, not made
             empty = AutoModelForCausalLM.from_config(found, trust_remote_code=remote_code)
