@@ -8,7 +8,7 @@ A `decomposition` is of B rows and K components; `keys` are the names of the com
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from gdpo_verl.advantage import (
     Gate,
     TurnDecomposition,
     factorize_groups,
-    group_normalize,
 )
 from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
 from gdpo_verl.config import Objective
@@ -199,17 +198,6 @@ def coverage_metrics(decomposition: Decomposition, failed_sessions: int = 0) -> 
         names.UNSCORED_ROWS.key: _share(~decomposition.scored),
         names.FAILED_SESSIONS.key: Weighted.of(failed_sessions, sessions),
     }
-
-
-def groups_that_vary(rewards: Tensor, group_ids: Sequence[Hashable]) -> set[Hashable]:
-    """The groups in which at least one component differs between two scored rows.
-
-    Args:
-      rewards: shape (B, K), in reward units, after conditions; NaN where not scored.
-      group_ids: B hashables.
-    """
-    moves = (group_normalize(rewards, group_ids).nan_to_num(0.0) != 0).any(dim=1)
-    return {group for group, moved in zip(group_ids, moves.tolist(), strict=True) if moved}
 
 
 def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:

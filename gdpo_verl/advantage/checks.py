@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -105,6 +105,11 @@ def result_dtype(rewards: Tensor) -> torch.dtype:
 def type_name(value: Any) -> str:
     """A value's dtype or type, for an error message."""
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is an int or a float of at most `LARGEST` in size, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def read_number(value: Any) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.checks import LARGEST, type_name
+from gdpo_verl.advantage.checks import is_number, type_name
 
 
 def apply_conditions(
@@ -87,10 +87,8 @@ def check_conditions(
                     f"{place}: {component!r} is not among the reward components {list(keys)}"
                 )
         threshold = condition["at_least"]
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
-            raise ValueError(f"{place}.at_least: expected a number, found {threshold!r}")
-        if not abs(threshold) <= LARGEST:
-            raise ValueError(f"{place}.at_least: expected a finite number, found {threshold}")
+        if not is_number(threshold):
+            raise ValueError(f"{place}.at_least: expected a finite number, found {threshold!r}")
         if condition["on"] in conditions:
             raise ValueError(
                 f"{place}.on: {condition['on']!r} is conditioned itself; conditions are read on "

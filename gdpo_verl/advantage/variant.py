@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.advantage.whitening import Whiten
 from gdpo_verl.names import did_you_mean
 
 Ranges = Sequence[tuple[float, float] | None]
-_SCALARS = (int, float)
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,9 @@ class Variant:
         if isinstance(default, bool):
             if not isinstance(value, bool):
                 raise ValueError(f"{where}: expected true or false, found {value!r}")
-        elif isinstance(default, _SCALARS):
+        elif isinstance(default, (int, float)):
             low, high = self.limits.get(name, (-math.inf, math.inf))
-            number = isinstance(value, _SCALARS) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or not low <= value <= high:
+            if not is_number(value) or not low <= value <= high:
                 raise ValueError(
                     f"{where}: expected a finite number{_between(low, high)}, found {value!r}"
                 )

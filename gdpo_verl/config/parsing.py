@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
 from gdpo_verl.advantage import VARIANTS, find_variant
-from gdpo_verl.advantage.checks import LARGEST
+from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import OWN, own_name
@@ -59,11 +59,6 @@ def plain(node: Any) -> dict[str, Any]:
         if isinstance(node, DictConfig):
             node = OmegaConf.to_container(node, resolve=True)
     return dict(node or {})
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether value is a finite int or float (bool excluded)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def check_component(where: str, name: str, known: Iterable[str]) -> None:
@@ -154,8 +149,7 @@ def reward_weights(
         return None
     where, order = wording.weights, f"{wording.root}.gdpo_reward_keys"
     if not isinstance(weights, Mapping):
-        is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
-        _expect(is_list, where, "a list or {component: weight}", weights)
+        _expect(_is_list(weights), where, "a list or {component: weight}", weights)
         if keys is None:
             raise ValueError(
                 f"{where}: a list of weights needs {order}, which gives their order. Set it, or "

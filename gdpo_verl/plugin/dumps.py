@@ -103,9 +103,6 @@ class Dump:
         self._mini_batches = 0
         self._rows: dict[str, dict[str, Any]] = {}  # by verl's key
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def keep(self, batch: RewardBatch) -> None:
         """Keep the rows of one mini-batch of a step."""
         decomposition = batch.decomposition
@@ -155,24 +152,14 @@ class Dump:
         rows = [self._rows.get(key, {}) for key in row_keys]
         return {name: [row.get(name) for row in rows] for name in names}
 
+    def added_to(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """verl's columns with ours, which are then forgotten; those of validation as they are."""
+        columns = self.columns(infos.get("uid", []))
+        if columns:
+            self.clear()
+        return infos | columns
+
     def clear(self) -> None:
         """Forget all rows."""
         self._mini_batches = 0
         self._rows.clear()
-
-
-def with_columns(
-    dump: Dump, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add the dump's columns to the arguments; validation's dump has its own."""
-    # verl: _dump_generations(self, inputs, outputs, gts, scores, reward_extra_infos_dict, …)
-    name = "reward_extra_infos_dict"
-    place = 4
-    given = kwargs[name] if name in kwargs else args[place]
-    columns = dump.columns(given.get("uid", []))
-    if not columns:
-        return args, kwargs
-    dump.clear()
-    if name in kwargs:
-        return args, kwargs | {name: given | columns}
-    return (*args[:place], given | columns, *args[place + 1 :]), kwargs

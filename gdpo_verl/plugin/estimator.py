@@ -173,10 +173,10 @@ def rows_of_columns(
     """
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
-    known = {key: columns[key] for key in objective.keys if key in columns}
-    infos = [dict(zip(known, values, strict=True)) for values in zip(*known.values(), strict=True)]
+    known = [key for key in objective.keys if key in columns]
+    infos = [{key: columns[key][row] for key in known} for row in range(len(uids))]
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]
-    return RewardRows(objective, infos or [{} for _ in keys], keys)
+    return RewardRows(objective, infos, keys)
 
 
 def unsupported(reason: str) -> Any:

@@ -51,15 +51,8 @@ def has_configuration(path: str) -> bool:
 
     Asks once. Transformers asks a hub that is out of reach six times, half a minute long.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    if os.path.isfile(os.path.join(path, "config.json")):
-        return True
-    try:
-        cached = isinstance(try_to_load_from_cache(path, "config.json"), str)
-        return cached or bool(get_hf_file_metadata(hf_hub_url(path, "config.json")))
-    except Exception:  # no hub's id, not there, or out of reach
-        return False
+    here = os.path.isfile(os.path.join(path, "config.json"))
+    return here or _hubs_answer(path, "", ask=True) is None
 
 
 def is_lora(config: Any) -> bool:

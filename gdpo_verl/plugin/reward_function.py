@@ -120,11 +120,11 @@ def unnamed_arguments(config: Any) -> list[str]:
         return []
     given = dict(function.get("reward_kwargs") or {})
     problems = []
+    loaded: Any = load_extern_object(function.path, str(function.name))
+    if judge_of(loaded, config):
+        del given["judge"]
     try:
-        loaded: Any = load_extern_object(function.path, str(function.name))
         signature = inspect.signature(loaded)
-        if judge_of(loaded, config):
-            del given["judge"]
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p.name for p in signature.parameters.values() if p.kind in kinds]
         for key in [key for key in given if key not in named]:

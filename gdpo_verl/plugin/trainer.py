@@ -34,7 +34,7 @@ from gdpo_verl.plugin import (
     validation,
 )
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
+from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
@@ -258,11 +258,21 @@ def _with_components(
 
 
 @_with_seam
-def _dump_generations(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    if len(trainer.gdpo_seam.dump):
-        with given_up_on_error(trainer):
-            args, kwargs = with_columns(trainer.gdpo_seam.dump, args, kwargs)
-    return original(trainer, *args, **kwargs)
+def _dump_generations(
+    original: Any,
+    trainer: Any,
+    inputs: Any,
+    outputs: Any,
+    gts: Any,
+    scores: Any,
+    reward_extra_infos_dict: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    infos = reward_extra_infos_dict  # by verl's own name: it may come by keyword
+    with given_up_on_error(trainer):
+        infos = trainer.gdpo_seam.dump.added_to(infos)
+    return original(trainer, inputs, outputs, gts, scores, infos, *args, **kwargs)
 
 
 _save_checkpoint = _with_seam(checkpoint.save)

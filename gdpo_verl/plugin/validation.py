@@ -230,11 +230,11 @@ def check_trainer(config: Any, objective: Objective) -> None:
 
 def check_filter(config: Any, returned: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a group filter on a metric that is not among what `probe_reward` returned."""
-    node = config.algorithm.get("filter_groups") or {}
-    if not node.get("enable", False) or node.get("metric") in (None, "reward", FILTER_METRIC):
+    metric = _other_filter(config)
+    if metric in (None, "reward"):
         return
     for row, info in returned.items():
-        if (metric := node["metric"]) not in info:
+        if metric not in info:
             known = ["reward", FILTER_METRIC, *info]
             raise ValueError(
                 f"algorithm.filter_groups.metric: {metric!r} is not among {known}: verl's reward, "
@@ -266,9 +266,12 @@ def objective_of(
                 "that the reward asks, or to reward.timeout."
             )
         # Of an empty answer a judge may say anything; that it says nothing is a fault.
-        for name in (each.name for each in declared if each.most_unscored is not None):
-            if info.get(f"{name}_error") and info.get(f"{name}_said") is None:
-                raise ValueError(f"{JUDGE}: row {row}: {info[f'{name}_error']}")
+        for judged in declared:
+            if judged.most_unscored is None:
+                continue
+            error = info.get(f"{judged.name}_error")
+            if error and info.get(f"{judged.name}_said") is None:
+                raise ValueError(f"{JUDGE}: row {row}: {error}")
         if problem := reward.not_a_dict(info, settings):
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
         known = unnested(info)
@@ -282,11 +285,17 @@ def objective_of(
     return objective if needed else None
 
 
-def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
+def _other_filter(config: Any) -> str | None:
+    """The metric by which verl filters groups, where it does and the metric is not ours."""
     node = config.algorithm.get("filter_groups") or {}
-    metric = node.get("metric")
+    metric: str | None = node.get("metric")
+    return metric if node.get("enable", False) and metric != FILTER_METRIC else None
+
+
+def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
+    metric = _other_filter(config)
     gate = settings.gate or {}
-    if not node.get("enable", False) or not metric or metric == FILTER_METRIC:
+    if not metric:
         return
     if gate.get("on") == metric and gate.get("when") == "constant":
         return  # it drops the groups that the gate closes

@@ -13,6 +13,8 @@ import json
 import math
 from typing import Any
 
+import numpy as np
+
 from gdpo_verl.sandbox.child import KINDS, decode, encode
 
 
@@ -63,10 +65,9 @@ def _all_close(found: list[str], expected: list[str]) -> bool:
     if len(found) != len(expected) or all(map(str.isdigit, found + expected)):
         return False
     try:
-        pairs = list(zip(map(float, found), map(float, expected), strict=True))
+        return np.allclose([float(word) for word in found], [float(word) for word in expected])
     except ValueError:
         return False
-    return all(a == b or abs(a - b) <= 1e-8 + 1e-5 * abs(b) < math.inf for a, b in pairs)
 
 
 def same_value(text: str, expected: Any) -> bool:

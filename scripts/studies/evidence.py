@@ -2,8 +2,7 @@
 
     python scripts/studies/evidence.py
 
-The same runs give the same pages to the byte; nothing is trained. A study that goes on shows how
-many of its seeds have been run.
+The same runs give the same pages to the byte; nothing is trained.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import matplotlib
 from experiment_rewards import UNITS
 from matplotlib.figure import Figure
-from page import ROOT, markdown_table, read_lines, replace_block
+from page import ROOT, markdown_table, replace_block
 
 from gdpo_verl.lab.replay.capacity import varies
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
@@ -58,7 +57,6 @@ KINDS = (
 # The study of a rare reward: its arms are named ESTIMATOR-RATE.
 ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
 RATES = ("3", "1", "0.3")
-PLANNED = 8  # seeds
 PROMPTS_A_STEP = 16
 GROUP = 8
 
@@ -192,21 +190,23 @@ PAIRS = {
 
 
 def read(name: str, folder: Path = EVIDENCE) -> Runs:
-    """The kept runs of an experiment; an archived run is one line with a list for each metric."""
-    lines: list[dict[str, Any]] = []
-    archive, kept = folder / f"{name}.jsonl.gz", folder / f"{name}.jsonl"
+    """The kept runs of an experiment: of each a line with a list for each metric."""
+    runs: dict[str, dict[int, Run]] = {}
+    archive = folder / f"{name}.jsonl.gz"
     if archive.exists():
-        for run in map(json.loads, gzip.decompress(archive.read_bytes()).splitlines()):
-            metrics = run["metrics"]
-            for i, step in enumerate(run["steps"]):
-                found = {key: values[i] for key, values in metrics.items() if values[i] is not None}
-                lines.append({"arm": run["arm"], "seed": run["seed"], "step": step, **found})
-    if kept.exists():
-        lines += read_lines(kept)
-    runs: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
-    for line in lines:
-        runs.setdefault(line["arm"], {}).setdefault(line["seed"], []).append(line)
+        with gzip.open(archive, "rt", encoding="utf-8") as lines:
+            for run in map(json.loads, lines):
+                runs.setdefault(run["arm"], {})[run["seed"]] = steps_of(run)
     return runs
+
+
+def steps_of(run: Mapping[str, Any]) -> Run:
+    """Each step of a kept run with the metrics that it has."""
+    steps = []
+    for i, step in enumerate(run["steps"]):
+        found = {key: values[i] for key, values in run["metrics"].items() if values[i] is not None}
+        steps.append({"arm": run["arm"], "step": step, **found})
+    return steps
 
 
 def measure(name: str, runs: Runs) -> Values:
@@ -304,11 +304,8 @@ def starts(runs: Runs) -> str:
 
 def start(steps: Collection[float]) -> str:
     """The seeds that start, of those that have been run; their steps: mean, lowest and highest."""
-    if not steps:
-        return f"0 of {PLANNED} seeds run"
     started = [step for step in steps if step < inf]
-    unfinished = f" ({len(steps)} of {PLANNED} run)" if len(steps) < PLANNED else ""
-    text = f"{len(started)} of {len(steps)}{unfinished}"
+    text = f"{len(started)} of {len(steps)}"
     if not started:
         return text
     return f"{text}, step {fmean(started):.0f} ({min(started)} to {max(started)})"

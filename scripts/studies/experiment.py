@@ -4,13 +4,14 @@
 
 --minutes 60 starts no run after an hour, --table prints what is done as Markdown.
 
-Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl. Started again, it goes on:
-a run that has come to its end is not repeated. Needs scripts/setup.sh cpu data.
+Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl.gz. Started again, it goes
+on: a run that has come to its end is not repeated. Needs scripts/setup.sh cpu data.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
@@ -35,7 +36,6 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
     """Start the runs that are not kept until that time, all arms of a seed before the next seed."""
     # An arm's estimator is found in experiment_rewards.py, by the training's processes as well.
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts/studies"), "VERL_PLATFORM": "cpu"}
-    kept = EVIDENCE / f"{name}.jsonl"
 
     def command(*words: str | Path) -> None:
         subprocess.run(
@@ -72,17 +72,22 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                     path = ROOT / experiment["rewards"]
                     overrides.append(f"reward.custom_reward_function.path='{path}'")
                 command("train", recipe, "--run", run, *overrides)
-                # Kept only now: a run that was cut off leaves no lines that would count as done.
-                steps = read_lines(run / "metrics.jsonl")
-                with kept.open("a") as file:
-                    for step in steps:
-                        found = {
-                            key: round(value, 6)
-                            for key, value in step["data"].items()
-                            if KEPT.fullmatch(key)
-                        }
-                        line = {"arm": arm, "seed": seed, "step": step["step"], **found}
-                        file.write(json.dumps(line) + "\n")
+                # Kept only now: a run that was cut off leaves no line that would count as done.
+                line = {"arm": arm, "seed": seed, **metrics(run / "metrics.jsonl")}
+                with gzip.open(EVIDENCE / f"{name}.jsonl.gz", "at", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+def metrics(path: Path) -> dict[str, Any]:
+    """The steps of a run, and each kept metric at each step, None where it is not there."""
+    steps = read_lines(path)
+    names = dict.fromkeys(name for step in steps for name in step["data"] if KEPT.fullmatch(name))
+    values = {name: [rounded(step["data"].get(name)) for step in steps] for name in names}
+    return {"steps": [step["step"] for step in steps], "metrics": values}
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
 
 
 def main() -> None:

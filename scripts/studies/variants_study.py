@@ -25,6 +25,8 @@ from gdpo_verl.advantage import apply_conditions, decompose, find_variant
 from gdpo_verl.lab.explain import toy
 
 PROMPTS = 4
+SEEDS = 20
+STEPS = 150
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.4),
     "Adam": partial(torch.optim.Adam, lr=0.03),
@@ -202,7 +204,7 @@ def train(task: ToyTask, advantage: Advantage, optimiser: str, seeds: int, steps
     return total
 
 
-def study(case: tuple[str, str], seeds: int, steps: int) -> list[dict[str, Any]]:
+def study(case: tuple[str, str]) -> list[dict[str, Any]]:
     """A row for each method on one task, GRPO's best weight chosen by the mean worst quality."""
     logging.getLogger("gdpo_verl").setLevel(logging.ERROR)  # CorrGRPO warns of every 0 / 0
     optimiser, name = case
@@ -210,8 +212,8 @@ def study(case: tuple[str, str], seeds: int, steps: int) -> list[dict[str, Any]]
     methods = METHODS | (OUTCOME if task.outcome else {})
     if task.group < 3:  # correlations of two responses are 1 or -1
         methods = {key: method for key, method in methods.items() if key != "CorrGRPO"}
-    found = {key: train(task, m, optimiser, seeds, steps) for key, m in methods.items()}
-    static = [train(task, partial(grpo, weight=w), optimiser, seeds, steps) for w in STATIC]
+    found = {key: train(task, m, optimiser, SEEDS, STEPS) for key, m in methods.items()}
+    static = [train(task, partial(grpo, weight=w), optimiser, SEEDS, STEPS) for w in STATIC]
     found[BEST] = max(static, key=lambda each: float(each[1].mean()))
     rows = []
     for key, values in found.items():
@@ -219,7 +221,7 @@ def study(case: tuple[str, str], seeds: int, steps: int) -> list[dict[str, Any]]
         for kind, quality in zip(("mean", "worst"), values, strict=True):
             row[kind] = f"{float(quality.mean()):.3f}"
             # Half of the 95 % interval over the seeds.
-            row[f"{kind}_half"] = f"{1.96 * float(quality.std()) / seeds**0.5:.3f}"
+            row[f"{kind}_half"] = f"{1.96 * float(quality.std()) / SEEDS**0.5:.3f}"
         rows.append(row)
     return rows
 
@@ -243,16 +245,13 @@ def table(rows: list[dict[str, str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--page", action="store_true", help="train nothing")
     args = parser.parse_args()
     numbers = ROOT / "docs/evidence/variants.csv"
     if not args.page:
         cases = [(optimiser, task) for optimiser in OPTIMISERS for task in TASKS]
-        work = partial(study, seeds=args.seeds, steps=args.steps)
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            found = [row for rows in pool.map(work, cases) for row in rows]
+            found = [row for rows in pool.map(study, cases) for row in rows]
         write_rows(numbers, found)
     replace_block(ROOT / "docs/variants.md", "study", table(read_rows(numbers)))
 

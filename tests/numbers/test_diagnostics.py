@@ -16,7 +16,6 @@ from gdpo_verl.diagnostics import (
     contribution_metrics,
     coverage_metrics,
     distinct_advantages,
-    groups_that_vary,
     influence_metrics,
     outcome_metrics,
     parse_error_metrics,
@@ -156,22 +155,6 @@ def test_coverage_by_hand(
     names = ["gdpo/singleton_groups", "gdpo/unscored_rows", "gdpo/failed_sessions"]
     found = coverage_metrics(decompose(table, groups), failed)
     assert found == pytest.approx(dict(zip(names, expected, strict=True)))
-
-
-def test_a_group_varies_when_one_component_does() -> None:
-    rewards = torch.tensor(
-        [
-            *[[0.1, 1.0], [0.1, 1.0], [0.1, 1.0]],  # nothing varies
-            *[[1.0, 0.0], [0.0, 1.0]],  # both vary, their sum does not
-            *[[0.0, 1.0], [0.0, NAN]],  # the second component is scored once
-            *[[0.0, 5e-1], [0.0, 5e-1 + 1e-6]],
-            *[[7.0, 7.0]],
-        ],
-        dtype=torch.float64,
-    )
-    groups = ["a"] * 3 + ["b"] * 2 + ["c"] * 2 + ["d"] * 2 + ["e"]
-    assert groups_that_vary(rewards, groups) == {"b", "d"}
-    assert groups_that_vary(rewards[:0], []) == set()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transfer_queue import KVBatchMeta
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data, with_columns
+from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
 
 
 @pytest.mark.parametrize(
@@ -81,23 +81,15 @@ COLUMNS = {
 }
 
 
-def test_columns_are_added_to_verls_by_place_or_by_name_and_given_once() -> None:
-    given = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
+def test_columns_are_added_to_verls_and_given_once() -> None:
+    infos = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
     dump = kept()
-    assert with_columns(dump, ("in", "out", "gts", "scores", given, "path"), {"n": 1}) == (
-        ("in", "out", "gts", "scores", given | COLUMNS, "path"),
-        {"n": 1},
-    )
-    assert len(dump) == 0
-    named = {"scores": "scores", "reward_extra_infos_dict": given}
-    assert with_columns(kept(), ("in", "out"), named) == (
-        ("in", "out"),
-        named | {"reward_extra_infos_dict": given | COLUMNS},
-    )
+    assert dump.added_to(infos) == infos | COLUMNS
+    assert dump.added_to(infos) == infos
 
 
-@pytest.mark.parametrize("given", [{}, {"uid": ["of validation"]}])
-def test_a_dump_of_other_rows_is_verls_own(given: dict[str, list[str]]) -> None:
-    dump, args = kept(), ("in", "out", "gts", "scores", given)
-    assert with_columns(dump, args, {}) == (args, {})
-    assert len(dump) == 2
+@pytest.mark.parametrize("infos", [{}, {"uid": ["of validation"]}])
+def test_a_dump_of_other_rows_is_verls_own(infos: dict[str, list[str]]) -> None:
+    dump = kept()
+    assert dump.added_to(infos) == infos
+    assert dump.columns(["u_1_0", "u_0_0"]) == COLUMNS

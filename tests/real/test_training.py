@@ -14,7 +14,6 @@ from processes import run_cli
 from trainings import STOCK
 
 from gdpo_verl.advantage import VARIANTS, decompose
-from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.lab.replay import replay
 
 pytestmark = pytest.mark.real
@@ -95,7 +94,9 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     assert (len(real), len(padding)) == (18, 6)
     assert all(row["gdpo_advantage"] is None and row["tags"] is None for row in padding)
     rewards = components(real, ["tags", "short"])
-    assert groups_that_vary(rewards, groups(real)) == set(groups(real))
+    uids = groups(real)
+    for uid in set(uids):
+        assert rewards[[other == uid for other in uids]].std(dim=0).max() > 0
     logged = [metrics["rewards/tags/mean"], metrics["rewards/short/mean"]]
     assert logged == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
     dumped, grpo = components(real, ["gdpo_advantage", "grpo_advantage"]).T

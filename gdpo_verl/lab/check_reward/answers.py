@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.lab.rundir.dumps import numbered_rows
-from gdpo_verl.lab.tasks.examples import Example, Finder, truth_text, words_of
+from gdpo_verl.lab.tasks.examples import Finder, example_of, truth_text
 from gdpo_verl.plugin.row_key import uid_of
 from gdpo_verl.rewards.thought import THINK
 
@@ -117,7 +117,9 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
                 )
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
-            find = find or Finder(_examples(dataset))  # it tokenizes every row's prompt
+            if find is None:  # only now: it tokenizes every row's prompt
+                rows = (dataset[number] for number in range(len(dataset)))
+                find = Finder([example_of(row, prompt="raw_prompt") for row in rows])
             place = find(line, by_truth_alone=False)
             if place is None:
                 raise ValueError(
@@ -135,13 +137,3 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
     if not answers:
         raise ValueError(f"--answers {path}: expected JSON lines, found none")
     return answers
-
-
-def _examples(dataset: Sequence[Mapping[str, Any]]) -> list[Example]:
-    examples = []
-    for number in range(len(dataset)):
-        row = dataset[number]
-        messages = list(row.get("raw_prompt") or [])
-        truth = truth_text((row.get("reward_model") or {}).get("ground_truth"))
-        examples.append(Example(words_of(messages), messages, truth))
-    return examples

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from gdpo_verl.config.components import Component
-from gdpo_verl.diagnostics import groups_that_vary
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.lab.check_reward.worker import RewardResult
 from gdpo_verl.lab.text import seconds_text
@@ -196,7 +195,7 @@ def _alike(one: Any, other: Any) -> bool:
 def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
     """Complain of rewards that do not vary within any group; a note where answers may not fit."""
     several = sum(size > 1 for size in Counter(batch.group_ids).values())
-    if not several or groups_that_vary(batch.decomposition.rewards, batch.group_ids):
+    if not several or batch.decomposition.spread.varies.any():
         return
     text = f"no component differs between two answers to one prompt, in any of {several} prompts"
     if truth_may_not_be_an_answer(readable):

@@ -23,7 +23,7 @@ from gdpo_verl.lab.run.composition import named
 from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
 from gdpo_verl.lab.rundir.layout import VALIDATION
 from gdpo_verl.lab.rundir.run import config_of
-from gdpo_verl.lab.tasks.examples import Example, Finder, digest, truth_text, words_of
+from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -134,14 +134,7 @@ def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Exampl
                 Path(file).expanduser(), columns=["data_source", "prompt", "reward_model"]
             )
             for number, row in enumerate(rows.to_pylist()):
-                question = Example(
-                    words_of(row["prompt"]),
-                    row["prompt"],
-                    truth_text((row["reward_model"] or {}).get("ground_truth")),
-                    source=row["data_source"],
-                    place=f"{file} row {number}",
-                )
-                questions.append(question)
+                questions.append(example_of(row, place=f"{file} row {number}"))
     except (OSError, ValueError, TypeError, KeyError):  # Arrow's own are ValueErrors
         return []
     return questions

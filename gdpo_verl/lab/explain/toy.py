@@ -28,6 +28,8 @@ from torch import Tensor
 from gdpo_verl.advantage import NOISE_FLOOR, apply_conditions, decompose
 
 EPOCHS = 150
+# With enough seeds any difference is certain, also one that matters to nobody.
+LEAST = 0.01
 BATCH = 32
 LEARNING_RATE = 0.15
 
@@ -175,14 +177,13 @@ def train(
     *,
     seeds: int = 20,
     learning_rate: float = LEARNING_RATE,
-    epochs: int = EPOCHS,
 ) -> Training:
     """Train the policy `seeds` times; the same arguments give the same result."""
     generator = torch.Generator().manual_seed(0)
     logits = start(task, seeds).logit()
     history: list[Tensor] = []
     spread = 0.0
-    for _ in range(epochs):
+    for _ in range(EPOCHS):
         p = logits.sigmoid()
         history.append(task.quality(p))
         bits, rewards = draw(task, p, generator)
@@ -242,13 +243,12 @@ def over_seeds(values: Tensor) -> Figure:
     return Figure(float(values.mean()), float(values.std()) / math.sqrt(len(values)))
 
 
-def verdict(ours: Figure, control: Figure, *, least: float = 0.01) -> int:
+def verdict(ours: Figure, control: Figure) -> int:
     """1 when GDPO is ahead, -1 when it is behind, 0 when neither can be said.
 
-    Ahead is more than two standard errors of the difference, and more than `least`.
+    Ahead is more than two standard errors of the difference, and more than `LEAST`.
     """
-    # With enough seeds any difference is certain, also one that matters to nobody.
     difference = ours.mean - control.mean
-    if abs(difference) <= max(least, 2.0 * math.hypot(ours.error, control.error)):
+    if abs(difference) <= max(LEAST, 2.0 * math.hypot(ours.error, control.error)):
         return 0
     return 1 if difference > 0 else -1

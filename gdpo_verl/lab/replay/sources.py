@@ -363,11 +363,8 @@ def _missing(folder: Path, steps: Sequence[int]) -> Iterator[str]:
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The columns of a reward that hold a number in one of the rows."""
-    holds: dict[str, bool] = {}
-    for row in rows:
-        for key, value in row.items():
-            holds[key] = holds.get(key, False) or reward_of(value) is not None
-    numbers = [key for key, is_there in holds.items() if is_there]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    numbers = [key for key in columns if any(reward_of(row.get(key)) is not None for row in rows)]
     return [key for key in numbers if key not in _NO_REWARD and not key.endswith(ADVANTAGE)]
 
 

@@ -48,9 +48,12 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def words_of(messages: Messages) -> str:
-    """The last message's text: of a row that was read, the user's words."""
-    return str(messages[-1].get("content") or "").strip() if messages else ""
+def example_of(row: Mapping[str, Any], *, prompt: str = "prompt", place: str = "") -> Example:
+    """A row that was read, with the prompt in this column; its question is the last message."""
+    messages = list(row.get(prompt) or [])
+    question = str(messages[-1].get("content") or "").strip() if messages else ""
+    truth = truth_text((row.get("reward_model") or {}).get("ground_truth"))
+    return Example(question, messages, truth, source=row.get("data_source", ""), place=place)
 
 
 def truth_text(truth: Any) -> str:
