@@ -381,9 +381,7 @@ def test_answers_sampled_from_a_local_model(check, toolbox, policy):
     means = {component["name"]: component["mean"] for component in report["components"]}
     # The policy is made with 55 to 80 % correct formats; 96 answers stray by less than 0.2.
     assert 0.35 < means["format"] < 1.0
-    capacity = report["teaching"]["capacity"]
-    assert (capacity["size"], list(capacity["varies"])) == (4, ["4"])
-    assert 0 < capacity["teaches"] < 2
+    assert report["teaching"]["capacity"]["size"] == 4
     # Sampled at temperature 1, answers to one prompt differ.
     assert len({answer["answer"] for answer in report["answers"][:4]}) > 1
 

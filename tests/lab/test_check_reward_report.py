@@ -99,12 +99,10 @@ def test_summary_of_hand_made_results():
          "components ['a', 'b'] is -1."),
         ([*GOOD[:3], result(-1.0, a=0.0, parse_error=4)],
          "algorithm.gdpo_reward_keys: the reward returned no 'b' for row 7 (empty), only ['a', "),
-        ([RewardResult(score, {"acc": score}, 0.001) for score in (1.0, 0.0, 1.0, 0.0)],
-         "row 0 (ground truth): expected compute_score to return a dict with 'score' and the "),
         ([*GOOD[:3], replace(GOOD[3], seconds=3.01)],
          "row 7 (empty): it took 3.01 s, more than 5% of a step of 1 min 0 s, whose rewards wait"),
     ],
-    ids=["out of range", "score is another sum", "missing key", "a number", "slow"],
+    ids=["out of range", "score is another sum", "missing key", "slow"],
 )  # fmt: skip
 def test_each_problem_is_named_once(results, expected):
     (problem,) = report_of(results)["problems"]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_runs import write_lines
 from gdpo_verl.recipes.toolbox import rows as toolbox_data
 from omegaconf import OmegaConf
 from processes import run_cli
@@ -34,9 +35,7 @@ def line(question, sample=0, truth="t", output=0, **values):
 
 def evaluation(directory, lines, **config):
     """Write a dump, and the configuration where there is one."""
-    (directory / "validation").mkdir(parents=True)
-    text = "".join(json.dumps(each) + "\n" for each in lines)
-    (directory / "validation" / "0.jsonl").write_text(text)
+    write_lines(directory / "validation" / "0.jsonl", lines)
     if config:
         OmegaConf.save(OmegaConf.create(config), directory / "config.yaml")
     return directory

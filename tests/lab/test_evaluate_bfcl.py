@@ -53,9 +53,7 @@ def score(row, text):
 
 
 def calling(*calls):
-    lines = [json.dumps({"name": name, "parameters": parameters}) for name, parameters in calls]
-    block = "\n".join(["<tool_call>", *lines, "</tool_call>"])
-    return f"<think> call </think>\n{block}"
+    return prompt.reference_answer("call", calls)
 
 
 def right_answer(row):

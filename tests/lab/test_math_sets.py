@@ -57,9 +57,6 @@ def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, m
     (question,) = written(tmp_path / "data" / name, "test")
     assert (question["data_source"], question["reward_model"]["ground_truth"]) == (name, truth)
     assert question["prompt"] == [{"role": "user", "content": f"?\n\n{REQUEST}"}]
-    for text, tokens, worth in ((f"So \\boxed{{{truth}}}.", 4000, 1), ("\\boxed{7}", 4001, 0)):
-        found = math_length.compute_score(name, text, truth, {"response_length": tokens})
-        assert (found["correctness"], found["length"]) == (worth, worth)
 
 
 def test_the_test_split_is_taken_alone_and_what_cannot_be_compared_is_listed(tmp_path):

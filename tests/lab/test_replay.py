@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_runs import summary_of
+from fake_runs import summary_of, write_lines
 
 from gdpo_verl import advantages_of, gdpo_advantages, grpo_advantages
 from gdpo_verl.config import GdpoConfig
@@ -29,9 +29,8 @@ def lines_of(rows):
 
 def dump(folder, steps):
     """A folder of verl's dumps."""
-    folder.mkdir(parents=True, exist_ok=True)
     for step, rows in steps.items():
-        (folder / f"{step}.jsonl").write_text(lines_of({"step": step} | row for row in rows))
+        write_lines(folder / f"{step}.jsonl", [{"step": step} | row for row in rows])
     return folder
 
 

@@ -159,12 +159,6 @@ def test_components_may_be_names() -> None:
     assert only == advantages_of([{"short": row["short"]} for row in ROWS], GROUPS)
 
 
-def test_the_first_step_of_a_schedule_is_1() -> None:
-    config = {"gdpo": {"schedule": RAMPS}}
-    plain = advantages_of(ROWS, GROUPS)
-    assert advantages_of(ROWS, GROUPS, config=config, step=1) == pytest.approx(plain)
-
-
 @pytest.mark.parametrize(
     ("most_failed", "of", "most"),
     [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # of fewer than 20 as many as of 20

@@ -74,15 +74,7 @@ def test_the_configuration_counts_for_components_that_are_handed_over(
     torch.testing.assert_close(found, expected.float())
 
 
-@pytest.mark.parametrize(
-    ("config", "error", "message"),
-    [
-        ({}, ValueError, r"^algorithm\.gdpo_reward_keys: the reward declares no components"),
-        ({"gdpo_reward_keys": ["formt"]}, ValueError, r"'formt' is not among.*Did you mean"),
-        (None, RuntimeError, r"without reward components.*config and non_tensor_batch"),
-    ],
-    ids=["no keys", "misspelt", "no configuration"],
-)
-def test_what_is_missing_is_named(config: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"(?s){message}"):
-        computed(None if config is None else OmegaConf.create(config), format=FORMAT)
+def test_without_a_configuration_it_says_what_is_missing() -> None:
+    message = "(?s)without reward components.*config and non_tensor_batch"
+    with pytest.raises(RuntimeError, match=message):
+        computed(None, format=FORMAT)

@@ -85,10 +85,6 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue: Any) 
     found = advantages(queue, batch)
     assert_of_sessions(found[:7], gdpo_advantages(SESSIONS, GROUPS, mask_of(TOKENS)))
     assert found[7:] == [[0.0]] * 3
-    assert metrics["rewards/format/mean"] == pytest.approx(4 / 6)
-    assert metrics["gdpo/correctness/unscored"] == pytest.approx(1 / 6)
-    assert metrics["rewards/correctness/min"] == -3.0
-    assert metrics["gdpo/correctness/constant_groups"] == 0.0
     assert metrics["rewards/brevity/mean"] == pytest.approx(2 / 5)
     brevity = trainer.gdpo_seam.dump.columns(KEYS)["brevity"]
     assert brevity == [None, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
@@ -103,8 +99,6 @@ def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any)
     trainer_of(recipe("grpo"))._compute_advantage(batch, metrics)
     assert advantages(queue, batch) == without
     assert metrics["rewards/correctness/max"] == 3.0
-    assert {"gdpo/format/constant_groups", "gdpo/distinct_advantages/grpo"} <= set(metrics)
-    assert "gdpo/whiten_shift" not in metrics
 
 
 @pytest.mark.parametrize("metrics_on", [True, False])

@@ -109,19 +109,13 @@ def test_each_turn_has_what_the_pure_function_says(queue: Any, settings: dict[st
     json.dumps(columns)
 
 
-@pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_credit_of_the_answer_and_verls_estimators_take_the_sum(queue: Any, name: str) -> None:
+def test_credit_of_the_answer_takes_the_sum(queue: Any) -> None:
     batch = put(queue, rows_of())
-    trainer_for(recipe(name, credit="answer"))._compute_advantage(batch, {})
-    found = advantages(queue, batch)
-    if name == "gdpo":
-        config = {"gdpo": {"credit": "answer"}}
-        answers = advantages_of(INFOS, GROUPS, TOKENS, config=config)
-        for (_, mask, _), row, value in zip(ROWS, found, answers, strict=True):
-            assert row == pytest.approx([value * each for each in mask], abs=1e-6)
-    else:
-        trainer_for(recipe(name))._compute_advantage(batch, {})
-        assert advantages(queue, batch) == found
+    settings = {"credit": "answer"}
+    trainer_for(recipe(**settings))._compute_advantage(batch, {})
+    answers = advantages_of(INFOS, GROUPS, TOKENS, config={"gdpo": settings})
+    for (_, mask, _), row, value in zip(ROWS, advantages(queue, batch), answers, strict=True):
+        assert row == pytest.approx([value * each for each in mask], abs=1e-6)
 
 
 def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue: Any) -> None:

@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 from trainings import made_once
 
-from gdpo_verl import apply_conditions, gdpo_advantages, grpo_advantages
+from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages, grpo_advantages
 from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
-from gdpo_verl.rewards.derived import rank, relative_length
 
 TRL = Path(sys.prefix) / "trl"
 ROOT = Path(__file__).parents[2]
@@ -240,19 +239,10 @@ def test_it_trains_with_the_advantages_of_the_pure_function(
 def test_derived_components_are_those_of_the_whole_group(results: Path) -> None:
     rewards, mask, logged, _ = read(results, "derived")
     infos = [dict(zip(KEYS, row, strict=True)) for row in rewards.tolist()]
-    lengths = mask.sum(dim=1).tolist()
-    columns: list[list[float | None]] = []
-    for first in range(0, len(infos), 4):
-        group = slice(first, first + 4)
-        brevity = relative_length(infos[group], lengths[group], **PASSES)
-        ranks = rank(infos[group], lengths[group], of=KEYS[1])
-        columns += [list(pair) for pair in zip(brevity, ranks, strict=True)]
-    derived = tensor(columns)
-    assert len(derived[:, 0].nan_to_num(-1.0).unique()) == 3  # 0, 1 and not scored
-    groups = [row // 4 for row in range(len(rewards))]
-    weights = [1.0, 1.0, 1.0, 1.0, 0.5]
-    expected = gdpo_advantages(torch.cat([rewards, derived], 1), groups, mask, weights=weights)
-    torch.testing.assert_close(logged, expected[:, 0], rtol=0, atol=1e-12)
+    groups = [row // 4 for row in range(len(infos))]
+    config = STEPS["derived"]["gdpo"]
+    expected = advantages_of(infos, groups, mask.sum(dim=1).tolist(), config=config)
+    assert logged.tolist() == pytest.approx(expected, abs=1e-12)
     assert set(read_run(results / "derived").components) == {*KEYS, "brevity", "rank"}
 
 
@@ -321,25 +311,6 @@ def test_replay_finds_the_settings_of_the_logged_advantages(
     assert found.reproduces is not None
     assert found.reproduces <= tolerance
     assert found.recorded.keys == tuple(KEYS)
-    groups, size = found.asked.groups, 4
-    assert found.rows == groups * size
-    # The asked advantages are GDPO's, over sequences.
-    whitened = gdpo_advantages(
-        tensor(read_rewards(results / name)),
-        [row // size for row in range(found.rows)],
-        torch.ones(found.rows, 1),
-        whiten="sequence",
-        weights=weights or None,
-    )
-    most = found.changed_most[0]
-    assert most["asked"] == pytest.approx(float(whitened[most["line"] - 1, 0]), abs=1e-6)
-    assert most["output"]
-
-
-def read_rewards(run: Path) -> Rows:
-    (path,) = (run / "completions").glob("*.parquet")
-    columns = pq.read_table(path).to_pydict()
-    return [list(row) for row in zip(*(columns[key] for key in KEYS), strict=True)]
 
 
 def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(
@@ -501,17 +472,3 @@ def test_the_example_trains_and_is_reported(tmp_path: Path, estimator: str) -> N
     assert "expected gdpo or grpo as the first word, found 'gpdo'" in (
         run_beside_trl(example, "gpdo").stderr
     )
-
-
-@pytest.mark.slow
-def test_verl_cannot_train_where_it_finds_this_trl() -> None:
-    # Its FSDP engine prepares every model so. Once this works, TRL may simply be installed.
-    program = """
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from verl.models.transformers.monkey_patch import apply_monkey_patch
-config = Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                     num_attention_heads=2, num_key_value_heads=2)
-apply_monkey_patch(Qwen2ForCausalLM(config), use_remove_padding=False)
-"""
-    output = run_beside_trl("-c", program)
-    assert "cannot import name 'AutoModelForCausalLMWithValueHead' from 'trl'" in output.stderr

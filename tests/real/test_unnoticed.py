@@ -136,8 +136,6 @@ def test_a_stock_dump_is_replayed_with_its_reward(sides, directory, tmp_path):
         "grpo",
         "gdpo",
     )
-    rows = [json.loads(line) for line in dump.read_text().splitlines()]
-    assert {row["score"] for row in rows} <= {float(len(row["output"]) % 7) for row in rows} | {0.0}
 
 
 def test_registries_have_the_two_names_that_a_run_asks_for_and_no_more(sides):

@@ -60,8 +60,8 @@ def verls_own() -> dict[str, Any]:
         return plain(hydra.compose("ppo_trainer"))
 
 
-def plain(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
-    return OmegaConf.to_container(config, resolve=resolve)  # type: ignore[return-value]
+def plain(config: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
 
 
 def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[str]:
@@ -120,24 +120,14 @@ def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_say
         assert strict == recipe.endswith("_strict")
 
 
-@pytest.mark.parametrize("hardware", ["cpu", "gpu8"])
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
-def test_control_differs_in_the_estimator_and_the_name_alone(name: str, hardware: str) -> None:
+def test_control_differs_in_the_estimator_and_the_name_alone(name: str) -> None:
     control = name.replace("/gdpo", "/grpo")
     run, other = (yaml.safe_load((RECIPES / f"{n}.yaml").read_text()) for n in (name, control))
-    resolved = [plain(compose(n, hardware), resolve=True) for n in (name, control)]
-    for gdpo, grpo in ((run, other), resolved):
-        assert gdpo["algorithm"].pop("adv_estimator") == "gdpo"
-        assert grpo["algorithm"].pop("adv_estimator") == "grpo"
-        assert gdpo["trainer"].pop("experiment_name") == name.split("/")[1]
-        assert grpo["trainer"].pop("experiment_name") == control.split("/")[1]
-    # verl derives two values from the name.
-    for config, each in zip(resolved, (name, control), strict=True):
-        file = each.split("/")[1]
-        assert Path(config["trainer"].pop("default_local_dir")).name == file
-        assert config["actor_rollout_ref"]["rollout"]["trace"].pop("experiment_name") == file
+    for config, recipe, estimator in ((run, name, "gdpo"), (other, control, "grpo")):
+        assert config["algorithm"].pop("adv_estimator") == estimator
+        assert config["trainer"].pop("experiment_name") == recipe.split("/")[1]
     assert run == other
-    assert resolved[0] == resolved[1]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])

@@ -7,16 +7,6 @@ import pytest
 from gdpo_verl.rewards import Component, declared_components, declares
 
 
-def test_names_and_components_may_be_mixed_and_keep_their_order() -> None:
-    @declares("b", Component("a", 0, 1, optional=True))
-    def reward() -> None: ...
-
-    assert declared_components(reward) == (
-        Component("b", None, None, optional=False),
-        Component("a", 0, 1, optional=True),
-    )
-
-
 def test_the_function_stays_what_it_was() -> None:
     async def reward(x: int) -> int:
         return x + 1
