@@ -317,13 +317,12 @@ def starts_compared(runs: Runs) -> str:
     for rate in RATES:
         for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
             first, second = (first_steps(runs, f"{name}-{rate}") for name in (a, b))
-            # Of a study that goes on the seeds that both arms have run.
             seeds = first.keys() & second.keys()
             first = {seed: first[seed] for seed in seeds if first[seed] < inf}
             second = {seed: second[seed] for seed in seeds if second[seed] < inf}
             cell = f"{rate} %: {ESTIMATORS[a]} − {ESTIMATORS[b]}"
             counts = f"{len(first)} and {len(second)} of {len(seeds)}"
-            p = f"{fisher(len(first), len(second), len(seeds)):.3f}"
+            p = f"{fisher(len(first), len(second), len(seeds)):.2g}"
             rows.append([cell, counts, p, around(first, second, digits=1)])
     head = ["", "start", "Fisher's p", "steps, of the seeds that start under both"]
     return markdown_table(head, rows)

@@ -195,8 +195,8 @@ def test_a_seed_starts_at_the_first_step_of_which_half_the_answers_have_the_form
     table = evidence.tables("rare", STARTS)
     assert "| 2 of 3, step 4 (3 to 4) | 0 of 1 | 2 of 2, step 2 (1 to 2) |" in table
     # Pairs of one seed: GDPO's 3 and 4 steps to DARA's 1 and 2.
-    assert "| 1 %: GDPO − GRPO | 1 and 0 of 1 | 1.000 | – |" in table
-    assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1.000 | −2.0 [−2.0, −2.0] |" in table
+    assert "| 1 %: GDPO − GRPO | 1 and 0 of 1 | 1 | – |" in table
+    assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1 | −2.0 [−2.0, −2.0] |" in table
 
 
 def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps():
