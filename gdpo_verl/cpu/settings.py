@@ -45,6 +45,8 @@ def check_memory(config: Any) -> None:
 
 def choose_settings(config: Any) -> dict[str, Any]:
     """Overrides for verl's whole configuration with a pretrained model; none with another."""
+    from verl.trainer.ppo.utils import need_reference_policy
+
     model = _read_config(config.actor_rollout_ref.model.path)
     if _weights(model) < _SMALL:
         return {}
@@ -77,7 +79,7 @@ def choose_settings(config: Any) -> dict[str, Any]:
             chosen[f"{ours}.{role}.fsdp_config.mixed_precision.param_dtype"] = "bf16"
     # FSDP2 reads an adapter's types in its first forward. That must not be the reference's, where
     # the adapter is off: without its types the first update ends in bfloat16.
-    reference_first = is_lora(config) and config.actor_rollout_ref.actor.use_kl_loss
+    reference_first = is_lora(config) and need_reference_policy(config)
     # What is trained on, this policy has sampled.
     if config.trainer.v1.trainer_mode == "sync" and not reference_first:
         chosen["algorithm.rollout_correction.bypass_mode"] = True

@@ -152,7 +152,7 @@ class Dump:
         rows = [self._rows.get(key, {}) for key in row_keys]
         return {name: [row.get(name) for row in rows] for name in names}
 
-    def added_to(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def move_into(self, infos: dict[str, Any]) -> dict[str, Any]:
         """verl's columns with ours, which are then forgotten; those of validation as they are."""
         columns = self.columns(infos.get("uid", []))
         if columns:

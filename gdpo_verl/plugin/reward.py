@@ -52,20 +52,22 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
       row's name; {} when it needs a reward model, which does not run yet.
 
     Raises:
-      ValueError: it cannot be called, raised, or returned what ends a training.
+      ValueError: it cannot be called, raised, or returned what ends a training; or prompts are
+        too long.
     """
     from verl.trainer.ppo.reward import load_reward_manager
 
     config = trainer.config
     tokenizer = trainer.tokenizer
+    first = [trainer.train_dataset[n] for n in range(min(MEASURED, len(trainer.train_dataset)))]
+    problem = overlong_prompts(config, tokenizer, trainer.train_dataset, first)
+    if problem:
+        raise ValueError(problem)
     if config.reward.reward_model.enable:
         return {}
     problems = unnamed_arguments(config)
     if problems:
         raise ValueError("; ".join(problems))
-    first = [trainer.train_dataset[n] for n in range(min(MEASURED, len(trainer.train_dataset)))]
-    if problem := cut_prompts(config, tokenizer, first):
-        raise ValueError(problem)
     prompt = prompt_text(config, tokenizer, first[0])
     warning = opened_thought_warning(config, prompt)
     if warning:
@@ -231,16 +233,19 @@ def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
     return {f"{row} of data.{files} (data source {name!r})": row for name, row in numbers.items()}
 
 
-def cut_prompts(config: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]]) -> str:
+def overlong_prompts(
+    config: Any, tokenizer: Any, dataset: Any, rows: Iterable[Mapping[str, Any]]
+) -> str:
     """Complain of prompts that are too long; '' where none is, or where the user has a way for it.
 
     verl's agent loop cuts off their beginnings, whatever data.truncation says
     (verl/experimental/agent_loop/agent_loop.py, `_cap_text_prompt_length`).
     """
     data = config.data
-    if data.get("filter_overlong_prompts", False) or data.get("truncation", "error") != "error":
+    if data.get("filter_overlong_prompts", False) or data.get("truncation") == "left":
         return ""
-    texts = [prompt_text(config, tokenizer, row) for row in rows]
+    tools = getattr(dataset, "tool_schemas", None)  # the template writes them into the prompt
+    texts = [prompt_text(config, tokenizer, row, tools) for row in rows]
     lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     longer = [length for length in lengths if length > data.max_prompt_length]
     if not longer:
@@ -267,14 +272,19 @@ def opened_thought_warning(config: Any, prompt: str) -> str:
     )
 
 
-def prompt_text(config: Any, tokenizer: Any, row: Mapping[str, Any]) -> str:
+def prompt_text(
+    config: Any,
+    tokenizer: Any,
+    row: Mapping[str, Any],
+    tools: list[dict[str, Any]] | None = None,
+) -> str:
     """The prompt of a row as the policy gets it; without a chat template the messages' texts."""
     messages = list(row.get("raw_prompt") or [])
     if getattr(tokenizer, "chat_template", None) and messages:
         options = dict(config.data.get("apply_chat_template_kwargs") or {})
         return str(
             tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **options
+                messages, tools=tools, add_generation_prompt=True, tokenize=False, **options
             )
         )
     return "\n".join(str(message["content"]) for message in messages)

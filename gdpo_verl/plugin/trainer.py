@@ -271,7 +271,7 @@ def _dump_generations(
 ) -> Any:
     infos = reward_extra_infos_dict  # by verl's own name: it may come by keyword
     with given_up_on_error(trainer):
-        infos = trainer.gdpo_seam.dump.added_to(infos)
+        infos = trainer.gdpo_seam.dump.move_into(infos)
     return original(trainer, inputs, outputs, gts, scores, infos, *args, **kwargs)
 
 

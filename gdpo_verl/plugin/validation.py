@@ -122,9 +122,9 @@ def check_lengths(config: Any) -> None:
     if most is not None and most <= prompt:
         raise ValueError(
             f"actor_rollout_ref.rollout.max_model_len: expected more than data.max_prompt_length="
-            f"{prompt}, found {most}: long prompts would get no answer. Set it to null, "
-            "the model's own limit, or to the sum of data.max_prompt_length and "
-            "data.max_response_length."
+            f"{prompt}, found {most}: long prompts would get no answer. Lower "
+            "data.max_prompt_length; or, where the model takes more, set it to null, the model's "
+            "own limit, or to the sum of data.max_prompt_length and data.max_response_length."
         )
 
 

@@ -303,7 +303,7 @@ def starts(runs: Runs) -> str:
 
 
 def start(steps: Collection[float]) -> str:
-    """The seeds that start, of those that have been run; their steps: mean, lowest and highest."""
+    """How many seeds start, and at which step: mean, lowest and highest."""
     started = [step for step in steps if step < inf]
     text = f"{len(started)} of {len(steps)}"
     if not started:

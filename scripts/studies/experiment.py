@@ -1,4 +1,4 @@
-"""Train each arm of an experiment with each seed, and keep a line of metrics for every step.
+"""Train each arm of an experiment with each seed, and keep the metrics of each run.
 
     python scripts/studies/experiment.py scripts/studies/pretrained.yaml    # the rest, seed by seed
 

@@ -25,6 +25,7 @@ BY_TOKENS = f"{ACTOR}.use_dynamic_bsz"
 PACKS = "actor_rollout_ref.model.use_remove_padding"
 LORA = "actor_rollout_ref.model.lora_rank=16"
 KL = f"{ACTOR}.use_kl_loss"
+IN_REWARD = "algorithm.use_kl_in_reward=true"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 OF_LOG_PROBS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 SYNC, ASYNC = (f"trainer.v1.trainer_mode={mode}" for mode in ("sync", "colocate_async"))
@@ -54,6 +55,7 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         (SMOLLM2, [SYNC], {BUCKET: 108, SHARES: True, PACKS: True, BYPASS: True}),
         # An adapter's reference must not be the first forward; else its types are unknown.
         (SMOLLM2, [SYNC, LORA, f"{KL}=true"], {BYPASS: False}),
+        (SMOLLM2, [SYNC, LORA, IN_REWARD], {BYPASS: False}),
         (SMOLLM2, [SYNC, LORA, f"{KL}=false"], {BYPASS: True}),
         # What is given wins.
         (QWEN, [ASYNC, f"{TOKENS}=2048"], {BUCKET: 520, BYPASS: False, TOKENS: 2048}),
@@ -64,7 +66,8 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
     ],
     ids=[
         "full attention",
-        "LoRA with KL",
+        "LoRA with a KL loss",
+        "LoRA with KL in the reward",
         "LoRA",
         "larger",
         "sliding attention",

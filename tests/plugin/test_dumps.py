@@ -84,12 +84,12 @@ COLUMNS = {
 def test_columns_are_added_to_verls_and_given_once() -> None:
     infos = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
     dump = kept()
-    assert dump.added_to(infos) == infos | COLUMNS
-    assert dump.added_to(infos) == infos
+    assert dump.move_into(infos) == infos | COLUMNS
+    assert dump.move_into(infos) == infos
 
 
 @pytest.mark.parametrize("infos", [{}, {"uid": ["of validation"]}])
 def test_a_dump_of_other_rows_is_verls_own(infos: dict[str, list[str]]) -> None:
     dump = kept()
-    assert dump.added_to(infos) == infos
+    assert dump.move_into(infos) == infos
     assert dump.columns(["u_1_0", "u_0_0"]) == COLUMNS

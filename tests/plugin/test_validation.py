@@ -297,6 +297,8 @@ ROW = {
 class Rows(list):
     """A data set as verl has it, of one row for each of these data sources."""
 
+    tool_schemas: list[dict[str, Any]] | None = None
+
     def __init__(self, *sources: str) -> None:
         super().__init__(ROW | {"data_source": source} for source in sources)
         self.dataframe = datasets.Dataset.from_dict({"data_source": list(sources)})
@@ -349,9 +351,22 @@ def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passe
 def test_prompts_that_verl_would_cut_are_refused(probe: Callable, kept: str) -> None:
     rows = [ROW | {"raw_prompt": [{"role": "user", "content": "a " * n}]} for n in (4, 3, 5, 4)]
     assert probe("data.max_prompt_length=5", train=rows)
-    with pytest.raises(ValueError, match=r"3 tokens for prompts of up to 5 \(3 of 4 tried are"):
-        probe("data.max_prompt_length=3", train=rows)
+    # verl's own way is the one of data.truncation=left, and no reward has to run for it.
+    for more in ("", "data.truncation=right", "reward.reward_model.enable=true"):
+        with pytest.raises(ValueError, match=r"3 tokens for prompts of up to 5 \(3 of 4 tried are"):
+            probe("data.max_prompt_length=3", *filter(None, [more]), train=rows)
     assert probe("data.max_prompt_length=3", kept, train=rows)
+
+
+def test_schemas_of_tools_count_for_the_length_of_a_prompt(probe: Callable, tokenizer: Any) -> None:
+    writes_tools = copy.deepcopy(tokenizer)
+    writes_tools.chat_template = "{{ tools }} {{ messages[0].content }}"
+    rows = Rows("a")
+    rows[0] |= {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}
+    assert probe("data.max_prompt_length=16", train=rows, tokens=writes_tools)
+    rows.tool_schemas = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    with pytest.raises(ValueError, match=r"16 tokens for prompts of up to"):
+        probe("data.max_prompt_length=16", train=rows, tokens=writes_tools)
 
 
 UNSEEN = ["trainer.test_freq=-1", "trainer.val_before_train=false"]

@@ -131,8 +131,8 @@ def check(
     report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
-        cut = reward.cut_prompts(config, tokenizer, columns.values())
-        report["problems"] += [cut] if cut else []
+        overlong = reward.overlong_prompts(config, tokenizer, dataset, columns.values())
+        report["problems"] += [overlong] if overlong else []
     if opening:
         report["notes"].insert(0, _about_thought(config, prompt, opening))
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
