@@ -1,6 +1,7 @@
 """Make the policies of docs/evidence/rare.md, which hardly ever give a tool call its form.
 
-    python scripts/studies/rare_policies.py        # some minutes on one core
+    python scripts/studies/rare_policies.py                          # some minutes on one core
+    python scripts/studies/rare_policies.py --pretrained models/smollm2    # of the one check
 
 The toolbox's tiny policy, with demonstrations whose form is right in 3, 1 and 0.3 % of the answers,
 in runs/rare/policy-RATE, where there is none; policy.json beside each holds its shares on held-out
@@ -9,6 +10,7 @@ prompts. docs/evidence/rare_before.json counts the answers to each prompt that h
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from itertools import islice
@@ -21,9 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.policy import evaluate, make_policy
-from gdpo_verl.lab.policy.tasks import TASKS, Settings
+from gdpo_verl.lab.policy.tasks import FINETUNING, TASKS, Settings
 
 TASK = replace(TASKS["toolbox"], format_band=(0, 1), exact_band=(0, 1))
+NAME = "toolbox, rare form"
 RATES = {"3": 0.03, "1": 0.01, "0.3": 0.003}
 SEED = 0
 PROMPTS = 128
@@ -43,19 +46,42 @@ def right_forms(folder: Path) -> list[int]:
     return counts
 
 
-def main() -> None:
+def make_pretrained(base: Path) -> None:
+    """Teach a pretrained model the calls, with the form in 3 % of the demonstrations."""
+    settings = replace(
+        Settings(**FINETUNING),
+        flawed_format=1 - RATES["3"],
+        threads=torch.get_num_threads(),
+    )
+    folder = ROOT / "runs/rare_pretrained/policy"
+    record = make_policy(folder, task=NAME, seed=SEED, settings=settings, base=str(base))
+    print(f"{folder}: {record['sampled']}")
+
+
+def make_tiny() -> None:
+    """Make the policy of each rate where there is none, and count its answers' forms."""
     torch.set_num_threads(Settings.threads)
-    TASKS["toolbox, rare form"] = TASK
     counts = {}
     for name, rate in RATES.items():
         folder = ROOT / "runs/rare" / f"policy-{name}"
         if not folder.exists():
             settings = Settings(flawed_format=1 - rate, evaluated=2048)
-            record = make_policy(folder, task="toolbox, rare form", seed=SEED, settings=settings)
+            record = make_policy(folder, task=NAME, seed=SEED, settings=settings)
             print(f"{folder.name}: {record['sampled']}", flush=True)
         counts[name] = right_forms(folder)
     before = {"answers": ANSWERS, "right": counts}
     write_text(EVIDENCE / "rare_before.json", json.dumps(before) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pretrained", type=Path, help="a pretrained model's folder")
+    options = parser.parse_args()
+    TASKS[NAME] = TASK
+    if options.pretrained:
+        make_pretrained(options.pretrained)
+    else:
+        make_tiny()
 
 
 if __name__ == "__main__":
