@@ -60,7 +60,8 @@ def put_response_tokens(
 def columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """The fields of these names, one dict a row; a field that no row has is left out."""
     fields = fetch(keys, partition_id, ["uid", *names])  # of the others perhaps none is there
-    present = {name: _values(fields[name]) for name in names if name in fields.keys()}  # noqa: SIM118  a TensorDict
+    known = [name for name in names if name in fields.keys()]  # noqa: SIM118  a TensorDict
+    present = {name: _values(fields[name]) for name in known}
     return [{name: values[row] for name, values in present.items()} for row in range(len(keys))]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gdpo_verl.advantage.checks import EPSILON
 from gdpo_verl.lab.replay.figures import Array, Figures, divided, interval
 
 MOST = 5
@@ -226,7 +227,8 @@ def influence_of(found: Figures, weights: Array) -> Array:
     if found.setting.objective.config.scale:
         squares = np.einsum("gk,gk->g", per_group, deviations)
         variance = divided(squares, found.by_group["live"] - 1)
-        per_group = divided(per_group, np.sqrt(np.maximum(variance, 0))[:, None] + 1e-6)
+        std = np.sqrt(np.maximum(variance, 0))[:, None]
+        per_group = divided(per_group, std + EPSILON)
     return np.nansum(per_group, axis=0)
 
 
