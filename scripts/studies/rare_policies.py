@@ -47,10 +47,10 @@ def right_forms(folder: Path) -> list[int]:
 
 
 def make_pretrained(base: Path) -> None:
-    """Teach a pretrained model the calls, with the form in 3 % of the demonstrations."""
+    """Teach a pretrained model the calls, with the form in 1 % of the demonstrations."""
     settings = replace(
         Settings(**FINETUNING),
-        flawed_format=1 - RATES["3"],
+        flawed_format=1 - RATES["1"],
         threads=torch.get_num_threads(),
     )
     folder = ROOT / "runs/rare_pretrained/policy"
