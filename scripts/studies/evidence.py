@@ -247,6 +247,8 @@ def tables(name: str, runs: Runs) -> str:
         return variants(runs)
     if name == "rare":
         return f"{starts(runs)}\n\n{starts_compared(runs)}"
+    if name == "rare_pretrained":
+        return tens(runs)
     if not runs:
         return "No run yet."
     runs = {arm: runs[arm] for arm in NAMES if arm in runs}
@@ -326,6 +328,17 @@ def starts_compared(runs: Runs) -> str:
             rows.append([cell, counts, p, around(first, second, digits=1)])
     head = ["", "start", "Fisher's p", "steps, of the seeds that start under both"]
     return markdown_table(head, rows)
+
+
+def tens(runs: Runs) -> str:
+    """The table of the one check with a pretrained model: means of ten steps each."""
+    rows = []
+    for arm, seeds in runs.items():
+        for metric in ("format", "correctness"):
+            (values,) = (series(run, f"rewards/{metric}/mean") for run in seeds.values())
+            means = [fmean(values[begin : begin + 10]) for begin in range(0, 40, 10)]
+            rows.append([f"{ESTIMATORS[arm]}: {metric}", *(f"{mean:.3f}" for mean in means)])
+    return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
 
 def fisher(first: int, second: int, size: int) -> float:
@@ -437,6 +450,8 @@ def main(docs: Path = ROOT / "docs") -> None:
     rare = read("rare", folder)
     replace_block(docs / "evidence.md", "rare", starts(rare))
     replace_block(folder / "rare.md", "rare", starts_compared(rare))
+    check = read("rare_pretrained", folder)
+    replace_block(folder / "rare.md", "rare_pretrained", tens(check))
 
 
 if __name__ == "__main__":
