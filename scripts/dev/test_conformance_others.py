@@ -34,10 +34,9 @@ def test_the_pages_row_is_what_the_implementation_gives(name, tmp_path):
         if subprocess.run(pip, capture_output=True, check=False).returncode:
             pytest.skip(f"pip cannot download {project}")
         (wheel,) = tmp_path.glob("*.whl")
-    found = conformance.table_row(name, wheel)
-    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
-    written = line.strip("| ").split(" | ")
-    # Where two components cancel, float32's last bit decides what is left: processors differ.
-    place = 2 + list(conformance.COLUMNS).index("cancelling")
-    del found[place], written[place]
-    assert found == written
+    row = conformance.table_row(name, wheel)
+    cancelling = 2 + list(conformance.COLUMNS).index("cancelling")
+    # Of float32 nothing is left there where the processor rounds square roots correctly.
+    if name.startswith("ms-swift") and row[cancelling] == "✔":
+        row[cancelling] = "0.792 for 0"
+    assert f"\n| {' | '.join(row)} |\n" in PAGE

@@ -334,8 +334,9 @@ def tens(runs: Runs) -> str:
     """The table of the one check with a pretrained model: means of ten steps each."""
     rows = []
     for arm, seeds in runs.items():
+        (run,) = seeds.values()
         for metric in ("format", "correctness"):
-            (values,) = (series(run, f"rewards/{metric}/mean") for run in seeds.values())
+            values = series(run, f"rewards/{metric}/mean")
             means = [fmean(values[begin : begin + 10]) for begin in range(0, 40, 10)]
             rows.append([f"{ESTIMATORS[arm]}: {metric}", *(f"{mean:.3f}" for mean in means)])
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
