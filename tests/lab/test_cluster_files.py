@@ -109,7 +109,7 @@ def test_what_the_dockerfile_copies_is_enough_to_install_and_to_train(tmp_path):
     (install,) = (rest for word, rest in instructions if word == "RUN" and "setup.sh" in rest)
     for word, rest in instructions:
         if word == "COPY":
-            *sources, target = rest.split()
+            _, *sources, target = rest.split()  # after --chown
             for source in sources:
                 copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
                 copy(ROOT / source, tmp_path / target)
