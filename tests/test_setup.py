@@ -170,7 +170,9 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
     assert resolved == [f"{packages} --dry-run", f"{clone} --dry-run"]
     assert f"--python {machine.venv}/bin/python --no-deps" in packages
     assert "--build-constraints requirements/build.lock" in packages
-    locks = "--require-hashes --requirement requirements/cpu.lock --requirement requirements/test.lock"
+    locks = (
+        "--require-hashes --requirement requirements/cpu.lock --requirement requirements/test.lock"
+    )
     assert packages.endswith(locks)
     assert clone.endswith("--build-constraints requirements/build.lock --editable .")
 

@@ -95,6 +95,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
         ("--out", "DIRECTORY", "write a page"),
     ):
         replay.add_argument(option, metavar=place, type=Path, help=about)
+    _add_trust(replay)
     replay.set_defaults(command=_replay, takes_overrides=True)
 
 
@@ -127,6 +128,7 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
         ("--limit", int, "N", "ask only N questions, the same ones each time"),
     ):
         evaluate.add_argument(option, metavar=metavar, type=kind, help=about)
+    _add_trust(evaluate)
     evaluate.set_defaults(command=_evaluate, takes_overrides=True)
 
 
@@ -148,7 +150,16 @@ def _add_compare(commands: argparse._SubParsersAction) -> None:
         "--to", metavar="DIR", type=Path, nargs="+", help="the other side, if several"
     )
     compare.add_argument("--json", metavar="FILE", type=Path, help="write all the numbers")
+    _add_trust(compare)
     compare.set_defaults(command=_compare)
+
+
+def _add_trust(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="run code from outside of gdpo-verl that the run's configuration names",
+    )
 
 
 def _check_reward(options: argparse.Namespace) -> int:
@@ -185,6 +196,7 @@ def _replay(options: argparse.Namespace) -> None:
         function=options.function,
         tokenizer=options.tokenizer,
         rows_file=options.rows,
+        trust=options.trust,
     )
     print(output.to_text(result))
     _write_json(options.json, output.to_json(result))
@@ -204,6 +216,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         temperature=options.temperature,
         limit=options.limit,
         overrides=options.overrides,
+        trust=options.trust,
     )
     print(to_text(evaluate(request, options.out)))
     print(f"\n{options.out}: every answer in validation/, these numbers in evaluation.json")
@@ -221,7 +234,7 @@ def _compare(options: argparse.Namespace) -> None:
                 f"{len(files)}"
             )
         files, other = files[:1], files[1:]
-    found = compare(files, other)
+    found = compare(files, other, trust=options.trust)
     print(to_text(found))
     _write_json(options.json, found)
 

@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.lab.run.composition import named
 from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
-from gdpo_verl.lab.rundir.layout import VALIDATION
-from gdpo_verl.lab.rundir.run import config_of
+from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
+from gdpo_verl.lab.rundir.trust import foreign_code, read_settings
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
@@ -77,20 +77,23 @@ def find_dump(path: Path) -> Path:
     )
 
 
-def read(path: Path, *, by_text: bool = False) -> Evaluation:
+def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluation:
     """Read the dump that `path` names.
 
     Args:
       path: see `find_dump`.
       by_text: tell questions apart by the text of the dump alone, whatever the data say.
+      trust: load the reward function that the configuration names wherever it is; else one from
+        outside of this package is as one that is unknown.
 
     Raises:
       FileNotFoundError, ValueError: there is no dump, or a line is none of verl's.
     """
     dump = find_dump(path)
-    config = config_of(dump.parent.parent)
+    file = dump.parent.parent / CONFIG
+    config = read_settings(file) if file.is_file() else DictConfig({})
     questions = [] if by_text else questions_of(config)
-    highest = _highest(config)
+    highest = _highest(config, trust=trust)
     find = Finder(questions)
     sources: dict[str, str] = {}
     answers: dict[str, list[dict[str, float | None]]] = defaultdict(list)
@@ -163,12 +166,14 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _highest(config: DictConfig) -> dict[str, float | None] | None:
+def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | None:
     """The largest value of each component, None where it has none; None of an unknown reward."""
     if "reward" not in config:
         return None
+    declared: dict[str, float | None] = {}
     try:
-        declared = {each.name: each.high for each in declared_reward(config)}
+        if trust or not foreign_code(OmegaConf.masked_copy(config, "reward")):
+            declared = {each.name: each.high for each in declared_reward(config)}
     except (ValueError, ModuleNotFoundError):  # it was written elsewhere
         return None
     keys = OmegaConf.select(config, "algorithm.gdpo_reward_keys", default=None)

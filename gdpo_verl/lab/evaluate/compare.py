@@ -41,13 +41,16 @@ SETTINGS = (
 )
 
 
-def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
+def compare(
+    side_a: Sequence[Path], side_b: Sequence[Path], *, trust: bool = False
+) -> dict[str, Any]:
     """Compare one or several evaluations with one or several others.
 
     Args:
       side_a: validation dumps or directories with one, see `answers.find_dump`, of one kind of
         model: trainings that differ by seed.
       side_b: the same of the other kind.
+      trust: see `answers.read`.
 
     Returns:
       the comparison as JSON can hold it: ``rows``, with the estimates of A, B and A - B for each
@@ -57,10 +60,11 @@ def compare(side_a: Sequence[Path], side_b: Sequence[Path]) -> dict[str, Any]:
       ValueError: a file is no dump, or they were not asked the same questions.
       FileNotFoundError: a file is missing.
     """
-    sides = [[answers.read(path) for path in side] for side in (side_a, side_b)]
+    given = (side_a, side_b)
+    sides = [[answers.read(path, trust=trust) for path in side] for side in given]
     if not all(each.questions for side in sides for each in side):
         # Where the data of one are not known, the words of the dumps have to do.
-        sides = [[answers.read(path, by_text=True) for path in side] for side in (side_a, side_b)]
+        sides = [[answers.read(path, by_text=True, trust=trust) for path in side] for side in given]
     everyone = [each for side in sides for each in side]
     _check_questions(everyone)
     compared = _compare_rows(sides)

@@ -15,13 +15,15 @@ from gdpo_verl.lab.evaluate.model import Model, find_model
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
-from gdpo_verl.lab.rundir.layout import DONE, LAUNCH, VALIDATION
+from gdpo_verl.lab.rundir.layout import CONFIG, DONE, LAUNCH, VALIDATION
 from gdpo_verl.lab.rundir.run import config_of
+from gdpo_verl.lab.rundir.trust import check_no_foreign_code, named_code
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import chat_text
 
 NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
+_TENSORS_ALONE = "++ray_kwargs.ray_init.runtime_env.env_vars.TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _NAMED = 5  # questions in a note
 
 # verl's default trainer answers the validation's questions first, and here nothing else. What only
@@ -54,6 +56,7 @@ class EvaluationRequest:
     temperature: float | None = None  # 0 is greedy
     limit: int | None = None  # ask only so many questions, drawn from all
     overrides: Sequence[str] = ()  # Hydra's
+    trust: bool = False  # run what a run's configuration and checkpoint hold, whatever it is
 
 
 def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
@@ -70,7 +73,14 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     model = find_model(request.model)
     recipe, config_dir = _configuration(request, model)
     overrides = [*_overrides(request, model), *request.overrides]
+    if request.recipe is None and not request.trust:
+        # Hydra itself would execute what stands in these sections.
+        _check_trust(OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"]), model)
     config, complete = launch.composed(recipe, out, overrides, config_dir)
+    if request.recipe is None and not request.trust:
+        _check_trust(_without(config, request.overrides), model)
+    for line in _loads(config, model, request):
+        launch.print_status(line)
     _check_sampling(config)
     _check_workers(config, model)
     questions = answers.questions_of(config)
@@ -84,7 +94,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         about={_BEGUN: model.name, "recipe": request.recipe},
         questions=f"{asked or 'all'} × {rollout.val_kwargs.n} questions",
     )
-    evaluation = answers.read(out / VALIDATION / f"{model.step or 0}.jsonl")
+    evaluation = answers.read(out / VALIDATION / f"{model.step or 0}.jsonl", trust=True)
     notes = [
         *_seen(questions, evaluation.sources, _prompts_of_training(model)),
         *_unanswered(questions, evaluation.sources, asked),
@@ -150,6 +160,31 @@ def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path 
     return "config", model.run
 
 
+def _check_trust(config: DictConfig, model: Model) -> None:
+    remedy = "add --trust; otherwise name a recipe with --recipe"
+    check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy)
+
+
+def _without(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """A configuration without the keys that were given on the command line."""
+    kept = config.copy()
+    OmegaConf.resolve(kept)
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if OmegaConf.select(kept, key) is not None:
+            OmegaConf.update(kept, key, None)
+    return kept
+
+
+def _loads(config: DictConfig, model: Model, request: EvaluationRequest) -> Iterator[str]:
+    """Name what is loaded: the weights, and the code that is not verl's own."""
+    how = "" if request.trust else ", as tensors alone"
+    yield f"evaluate loads the weights in {model.checkpoint or model.folder}{how}"
+    for key, text in named_code(config).items():
+        if not text.startswith(("verl.", "torch.")):
+            yield f"evaluate loads {key}: {text}"
+
+
 def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
     yield from NO_STEP
     if model.folder is not None:
@@ -164,6 +199,10 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
         yield "trainer.resume_mode=resume_path"
         yield f"trainer.resume_from_path={quoted(model.checkpoint)}"
         yield "actor_rollout_ref.actor.checkpoint.load_contents=[model]"
+        if not request.trust:
+            # verl asks torch.load for whatever the file holds, which may be code
+            # (verl/utils/checkpoint/fsdp_checkpoint_manager.py, weights_only=False).
+            yield f"{_TENSORS_ALONE}='1'"
     if request.data:
         yield f"data.val_files=[{','.join(map(quoted, request.data))}]"
     sampling = "actor_rollout_ref.rollout.val_kwargs"

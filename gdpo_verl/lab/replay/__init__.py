@@ -74,6 +74,7 @@ def replay(
     function: str | None = None,
     tokenizer: str | None = None,
     rows_file: Path | None = None,
+    trust: bool = False,
 ) -> Replay:
     """Compute what the settings make of stored answers.
 
@@ -84,6 +85,7 @@ def replay(
       function: FILE:NAME of a reward that scores the answers anew.
       tokenizer: counts tokens where the rows hold no counts.
       rows_file: gets a line of JSON for each answer.
+      trust: a run's configuration may name code from outside of this package.
 
     Raises:
       ValueError: a source, a row or a setting is wrong; names file and line, or the key.
@@ -109,6 +111,7 @@ def replay(
                 keys=settings.get("gdpo_reward_keys") or (),
                 scorer=scorer,
                 counter=counter,
+                trust=trust,
             )
             _replay_source(source, settings, result, out)
     singletons = result.asked.groups - result.asked.several

@@ -16,6 +16,7 @@ from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.config.parsing import refuse_unused
 from gdpo_verl.config.wording import VERL
 from gdpo_verl.lab.replay.sources import Batch, Source
+from gdpo_verl.lab.rundir.trust import as_settings
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
 ESTIMATORS = ("gdpo", "grpo")
@@ -170,7 +171,7 @@ def asked_setting(source: Source, overrides: DictConfig) -> Setting:
     """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
     # A mapping is joined to what the run has there, as Hydra does.
-    return setting_of(OmegaConf.merge(base, overrides), source)
+    return setting_of(OmegaConf.merge(as_settings(base), overrides), source)
 
 
 def setting_of(algorithm: Any, source: Source) -> Setting:

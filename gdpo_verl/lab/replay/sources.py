@@ -46,6 +46,7 @@ from gdpo_verl.lab.rundir.dumps import (
 )
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import read_run
+from gdpo_verl.lab.rundir.trust import check_no_foreign_code, read_settings
 from gdpo_verl.names import did_you_mean
 
 # Rows that are looked at to know the columns: a component may be unscored in the first of them.
@@ -138,6 +139,7 @@ class Source:
       keys: those that are asked for, which are the components where nothing else tells.
       scorer: scores the answers anew; None takes the stored components.
       counter: counts an answer's tokens; None takes the stored counts.
+      trust: the run's configuration may name code from outside of this package.
       notes: sentences.
       files: by step; by None one that may hold several.
       run: the folder of the run, where its configuration and metrics are.
@@ -159,6 +161,7 @@ class Source:
     keys: Sequence[str] = ()
     scorer: StoredAnswerScorer | None = None
     counter: TokenCounter | None = None
+    trust: bool = False
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -233,13 +236,16 @@ class Source:
             if not config.is_file():
                 continue
             try:
-                node = OmegaConf.select(OmegaConf.load(config), "algorithm")
+                node = OmegaConf.select(read_settings(config), "algorithm")
                 found = None if node is None else plain(node)
             except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
                 raise ValueError(
                     f"{config}: expected the run's configuration with `algorithm`, found: {error}. "
                     "Mend it, or give a copy of the folder of dumps alone"
                 ) from error
+            if not self.trust:
+                remedy = "add --trust; otherwise give a copy of the folder of dumps alone"
+                check_no_foreign_code({"algorithm": found}, str(config), remedy)
         return found
 
     def batches(self) -> Iterator[Batch]:

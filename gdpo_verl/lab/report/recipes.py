@@ -78,8 +78,8 @@ def _name(members: Sequence[Run]) -> str:
 def _settings(run: Run) -> dict[str, str]:
     """Dotted keys to values as text, without names and with the run's own directory as RUN."""
     own = str(run.path.resolve())
-    # Interpolations stay as they are written: what they mean may need verl's resolvers.
-    flat = flattened("", OmegaConf.to_container(run.config, resolve=False))
+    # `read_settings` has left no interpolation in it, only text that is escaped like one.
+    flat = flattened("", OmegaConf.to_container(run.config, resolve=True))
     return {key: str(value).replace(own, "RUN") for key, value in flat if key and key not in _NAMES}
 
 

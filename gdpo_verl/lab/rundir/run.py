@@ -41,6 +41,7 @@ from gdpo_verl.lab.rundir.metrics import (
     tracker_files,
     trainer_state,
 )
+from gdpo_verl.lab.rundir.trust import read_settings
 from gdpo_verl.names import MEAN, UNSCORED
 
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
@@ -64,8 +65,7 @@ class Run:
         try:
             return OmegaConf.select(self.config, key)
         except OmegaConfBaseException:
-            # A configuration that was kept unresolved may use resolvers nobody registered here.
-            return None
+            return None  # "???", a value that was never set
 
     @property
     def estimator(self) -> str:
@@ -209,8 +209,7 @@ def config_of(run: Path | None) -> DictConfig:
 
 def _read_config(path: Path, notes: list[str]) -> DictConfig:
     with contextlib.suppress(OSError, yaml.YAMLError, OmegaConfBaseException):
-        if isinstance(config := OmegaConf.load(path), DictConfig):
-            return config
+        return read_settings(path)
     notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
 
