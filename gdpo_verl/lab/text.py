@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import unicodedata
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -68,6 +69,19 @@ def install_vllm() -> str:
 def install_extra(extra: str) -> str:
     """The command that installs one of the package's extras."""
     return f"Run in a clone of gdpo-verl: pip install '.[{extra}]'"
+
+
+def printable(text: str) -> str:
+    r"""A text without characters that a terminal obeys; each is written as Python escapes it.
+
+    >>> printable("é\x1b[31m")
+    'é\\x1b[31m'
+    """
+    kept = []
+    for character in text:
+        obeyed = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character != "\n"
+        kept.append(ascii(character)[1:-1] if obeyed else character)
+    return "".join(kept)
 
 
 def duration(seconds: float) -> str:

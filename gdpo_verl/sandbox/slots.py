@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import random
 import socket
 import time
 from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -22,8 +27,17 @@ def core_slot() -> Iterator[None]:
     cores = sorted(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX) as place:
         # A few of them at a time: hundreds of threads may be waiting here.
+        said = time.monotonic()
         while not any(_takes(place, core) for core in random.sample(cores, min(len(cores), 8))):
             time.sleep(0.02)
+            if time.monotonic() - said > _PATIENCE_SECONDS:
+                said = time.monotonic()
+                logger.warning(
+                    "a sandbox has waited %g seconds for one of %d cores; other processes of this "
+                    "user hold them all",
+                    _PATIENCE_SECONDS,
+                    len(cores),
+                )
         yield
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gdpo_verl import __version__
 from gdpo_verl.lab.cli import measuring, setting_up, training
-from gdpo_verl.lab.text import install_extra
+from gdpo_verl.lab.text import install_extra, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as a shell says it of a program that SIGPIPE ended
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"gdpo-verl: {error}", file=sys.stderr)
+        print(printable(f"gdpo-verl: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gdpo_verl.lab.text import printable
+
 _SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
 
@@ -177,7 +179,7 @@ def _check_reward(options: argparse.Namespace) -> int:
         timeout=options.timeout,
         step_seconds=options.step_seconds,
     )
-    print(to_text(report))
+    print(printable(to_text(report)))
     _write_json(options.json, report)
     return int(bool(report["problems"]))
 
@@ -198,7 +200,7 @@ def _replay(options: argparse.Namespace) -> None:
         rows_file=options.rows,
         trust=options.trust,
     )
-    print(output.to_text(result))
+    print(printable(output.to_text(result)))
     _write_json(options.json, output.to_json(result))
     if options.out:
         print(output.write_page(result, options.out))
@@ -218,7 +220,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         overrides=options.overrides,
         trust=options.trust,
     )
-    print(to_text(evaluate(request, options.out)))
+    print(printable(to_text(evaluate(request, options.out))))
     print(f"\n{options.out}: every answer in validation/, these numbers in evaluation.json")
 
 
@@ -235,7 +237,7 @@ def _compare(options: argparse.Namespace) -> None:
             )
         files, other = files[:1], files[1:]
     found = compare(files, other, trust=options.trust)
-    print(to_text(found))
+    print(printable(to_text(found)))
     _write_json(options.json, found)
 
 

@@ -20,6 +20,7 @@ from gdpo_verl.lab.rundir.run import config_of
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code, named_code
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import chat_text
+from gdpo_verl.lab.text import printable
 
 NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
@@ -80,7 +81,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     if request.recipe is None and not request.trust:
         _check_trust(_without(config, request.overrides), model)
     for line in _loads(config, model, request):
-        launch.print_status(line)
+        launch.print_status(printable(line))
     _check_sampling(config)
     _check_workers(config, model)
     questions = answers.questions_of(config)
@@ -168,7 +169,6 @@ def _check_trust(config: DictConfig, model: Model) -> None:
 def _without(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """A configuration without the keys that were given on the command line."""
     kept = config.copy()
-    OmegaConf.resolve(kept)
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if OmegaConf.select(kept, key) is not None:

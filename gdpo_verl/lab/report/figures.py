@@ -16,6 +16,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from gdpo_verl.lab.files import replacing
 from gdpo_verl.lab.report.recipes import Recipe
 from gdpo_verl.lab.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
 from gdpo_verl.lab.rundir.metrics import Series
@@ -107,7 +108,8 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
         # A run's name may hold dollar signs, which would be read as a formula.
         for text in legend.get_texts():
             text.set_parse_math(False)
-        figure.savefig(path, facecolor="white")
+        with replacing(path) as scratch:  # not through a symbolic link of that name
+            figure.savefig(scratch, facecolor="white", format="png")
     return path
 
 

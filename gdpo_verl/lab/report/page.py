@@ -33,6 +33,7 @@ from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
 from gdpo_verl.lab.templates import templates
+from gdpo_verl.lab.text import printable
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     # One wrong path among several must not cost the report of the others.
     left_out = [f"Left out: {each}" for each in errors]
     for line in left_out:
-        _log.warning(line)
+        _log.warning(printable(line))
     names = [run.name for run in found]
     # Runs whose directories share a name are called by their parents' too.
     for place, run in enumerate(found):

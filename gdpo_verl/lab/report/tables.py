@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -188,9 +189,13 @@ def markdown(cell: str) -> str:
 
     >>> markdown("a|b <i>\\nc")
     'a\\\\|b &lt;i> c'
+    >>> markdown("![x](http://a.b)")
+    '!\\\\[x\\\\](http\\\\://a.b)'
     """
     text = " ".join(cell.split())
-    return text.replace("\\", r"\\").replace("|", r"\|").replace("<", "&lt;")
+    # Brackets would make links and images, and so would addresses.
+    escaped = re.sub(r"[\\|\[\]]|:(?=//)|(?<=www)\.", r"\\\g<0>", text)
+    return escaped.replace("<", "&lt;")
 
 
 def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:

@@ -26,6 +26,9 @@ _PADDING = re.compile("pad[0-9a-f]{32}")
 # laptop and is read in seconds.
 DUMP_BYTES = 64 << 20
 REPORT_BYTES = 1 << 30
+# A table in Parquet: the rows to unpack together, and how many times its file its rows may take.
+_ROWS_AT_ONCE = 16
+_EXPANSION = 1000
 
 
 def parse_json(line: bytes | str) -> Any:
@@ -109,7 +112,16 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
     try:
         table = pyarrow.parquet.ParquetFile(path)
-        for batch in table.iter_batches(1024):
+        # A few bytes may stand for any number of long texts.
+        most = DUMP_BYTES + _EXPANSION * path.stat().st_size
+        size = 0
+        for batch in table.iter_batches(_ROWS_AT_ONCE):
+            size += batch.nbytes
+            if size > most:
+                raise ValueError(
+                    f"{path}: expected a table of at most {most >> 20} MiB, {_EXPANSION} times its "
+                    f"file, found more. If you trust it, write its rows as JSON lines"
+                )
             for row in batch.to_pylist():
                 if "completion" in row:
                     row |= {"input": _message_text(row.get("prompt"))}
