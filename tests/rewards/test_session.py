@@ -20,7 +20,7 @@ from test_sandbox import FOUND, HOLDS, still_works
 from test_sandbox import sandbox as sandbox
 from waiting import HANGS, is_alive, wait_for
 
-from gdpo_verl.sandbox import Limits, Sandbox, Status, core_slot
+from gdpo_verl.sandbox import Limits, Sandbox, Status, core_slot, slots
 from gdpo_verl.sandbox.protection import unprotected
 
 
@@ -134,6 +134,21 @@ def test_no_more_sandboxes_run_at_once_than_there_are_cores(monkeypatch):
         list(threads.map(work, range(6)))
     assert most == 2
     assert not pair.broken
+
+
+def test_a_long_wait_for_a_core_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {NO_CORE})
+    monkeypatch.setattr(slots, "_PATIENCE_SECONDS", 0.05)
+
+    def wait():
+        with core_slot():
+            pass
+
+    with ThreadPoolExecutor(1) as thread, core_slot():
+        waiting = thread.submit(wait)
+        while not caplog.messages and not waiting.done():
+            time.sleep(0.01)
+    assert "a sandbox has waited 0.05 seconds for one of 1 cores" in caplog.text
 
 
 HOLDER = f"""
