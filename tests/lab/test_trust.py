@@ -8,6 +8,7 @@ import markdown_it
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from fake_runs import write_lines
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
@@ -15,6 +16,7 @@ from test_checkpoints import write_checkpoint
 from test_evaluate import config_of_run, line
 
 from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.evaluate.model import check_tensors
 from gdpo_verl.lab.replay.sources import Source
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.svg import inline_svg
@@ -127,9 +129,16 @@ def test_code_from_elsewhere_is_found(recipe, key, value):
     assert set(found.values()) == {str(value)}  # of keys that refer to it, too
 
 
+def write_tensors(directory):
+    checkpoint = write_checkpoint(directory, 1)
+    for file in checkpoint.rglob("*.pt"):
+        torch.save({"weight": torch.ones(2)}, file)
+    return checkpoint
+
+
 def a_run(tmp_path, config):
     run = tmp_path / "run"
-    write_checkpoint(run / "checkpoints", 1)
+    write_tensors(run / "checkpoints")
     OmegaConf.save(config, run / "config.yaml")
     return run
 
@@ -155,12 +164,31 @@ def test_evaluate_says_what_it_loads_and_refuses_foreign_code(
     main([*command, "reward.custom_reward_function.path=pkg://gdpo_verl.rewards.tool_call"])
     printed = capsys.readouterr().err
     assert f"evaluate loads reward.custom_reward_function.path: {module}" in printed
-    assert f"{run}/checkpoints/global_step_1, as tensors alone" in printed
-    trusted, ours = (" ".join(driver) for _, driver, _ in started)
-    forced = "TORCH_FORCE_WEIGHTS_ONLY_LOAD='1'"
-    assert forced in ours
-    assert forced not in trusted
+    assert f"evaluate loads the weights in {run}/checkpoints/global_step_1\n" in printed
+    assert len(started) == 2
     assert not trace.exists()
+
+
+class Executed:
+    """A pickle that opens a file where it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
+    checkpoint = write_tensors(tmp_path)
+    check_tensors(checkpoint)
+    trace = tmp_path / "executed"
+    torch.save({"weight": Executed(trace)}, checkpoint / "data.pt")
+    with pytest.raises(ValueError, match=r"data\.pt: expected tensors, .* add --trust"):
+        check_tensors(checkpoint)
+    assert not trace.exists()
+    torch.load(checkpoint / "data.pt", weights_only=False)
+    assert trace.exists()
 
 
 @pytest.mark.parametrize("section", ["hydra", "defaults"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.rundir.layout import CHECKPOINTS, CONFIG
 from gdpo_verl.lab.tasks.source import hub_errors
+from gdpo_verl.lab.text import first_line
 
 _STEP = re.compile(r"global_step_\d+")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -100,6 +102,30 @@ def _checkpoint(given: str, folder: Path) -> Model:
             "train on: the same `gdpo-verl train` command resumes"
         )
     return Model(name, checkpoint=folder, run=run_of_ours)
+
+
+def check_tensors(checkpoint: Path) -> None:
+    """Refuse a checkpoint that holds something else than tensors, numbers and texts.
+
+    verl loads whatever a file holds, which may be code
+    (verl/utils/checkpoint/fsdp_checkpoint_manager.py, weights_only=False). Here nothing is
+    executed, and no tensor is read into memory.
+
+    Raises:
+      ValueError: names the file.
+    """
+    import torch
+    import torch.distributed.tensor  # FSDP's tensors are known once it is imported
+
+    for file in [*sorted(checkpoint.glob("actor/model_world_size_*.pt")), checkpoint / "data.pt"]:
+        try:
+            torch.load(file, map_location="meta", weights_only=True, mmap=True)
+        except (RuntimeError, pickle.UnpicklingError) as error:
+            raise ValueError(
+                f"{file}: expected tensors, numbers and texts alone, found something that torch "
+                f"loads by executing code, or no whole file ({first_line(error)}). If you trust "
+                "the checkpoint, add --trust"
+            ) from error
 
 
 def _from_hub(given: str) -> Model:

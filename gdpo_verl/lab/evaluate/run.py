@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.lab.evaluate import answers, result
-from gdpo_verl.lab.evaluate.model import Model, find_model
+from gdpo_verl.lab.evaluate.model import Model, check_tensors, find_model
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
@@ -24,7 +24,6 @@ from gdpo_verl.lab.text import printable
 
 NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
-_TENSORS_ALONE = "++ray_kwargs.ray_init.runtime_env.env_vars.TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _NAMED = 5  # questions in a note
 
 # verl's default trainer answers the validation's questions first, and here nothing else. What only
@@ -80,7 +79,9 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     config, complete = launch.composed(recipe, out, overrides, config_dir)
     if request.recipe is None and not request.trust:
         _check_trust(_without(config, request.overrides), model)
-    for line in _loads(config, model, request):
+    if model.checkpoint and not request.trust:
+        check_tensors(model.checkpoint)
+    for line in _loads(config, model):
         launch.print_status(printable(line))
     _check_sampling(config)
     _check_workers(config, model)
@@ -176,10 +177,9 @@ def _without(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return kept
 
 
-def _loads(config: DictConfig, model: Model, request: EvaluationRequest) -> Iterator[str]:
+def _loads(config: DictConfig, model: Model) -> Iterator[str]:
     """Name what is loaded: the weights, and the code that is not verl's own."""
-    how = "" if request.trust else ", as tensors alone"
-    yield f"evaluate loads the weights in {model.checkpoint or model.folder}{how}"
+    yield f"evaluate loads the weights in {model.checkpoint or model.folder}"
     for key, text in named_code(config).items():
         if not text.startswith(("verl.", "torch.")):
             yield f"evaluate loads {key}: {text}"
@@ -199,10 +199,6 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
         yield "trainer.resume_mode=resume_path"
         yield f"trainer.resume_from_path={quoted(model.checkpoint)}"
         yield "actor_rollout_ref.actor.checkpoint.load_contents=[model]"
-        if not request.trust:
-            # verl asks torch.load for whatever the file holds, which may be code
-            # (verl/utils/checkpoint/fsdp_checkpoint_manager.py, weights_only=False).
-            yield f"{_TENSORS_ALONE}='1'"
     if request.data:
         yield f"data.val_files=[{','.join(map(quoted, request.data))}]"
     sampling = "actor_rollout_ref.rollout.val_kwargs"

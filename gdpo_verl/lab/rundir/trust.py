@@ -41,10 +41,9 @@ _CODE = (
     "hydra.*",
     "defaults*",
 )
-# Those of our hardware recipes and of evaluations.
+# Those of our hardware recipes.
 _HARMLESS = (
     "*.env_vars.OMP_WAIT_POLICY",
-    "*.env_vars.TORCH_FORCE_WEIGHTS_ONLY_LOAD",
     "*.env_vars.VERL_PLATFORM",
     "*.env_vars.VLLM_CPU_KVCACHE_SPACE",
     "*.env_vars.VLLM_LOGGING_LEVEL",
