@@ -26,6 +26,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     **RECIPES,
 }
 # Pages that commands write. The site has the second one where the quickstart has been run.
