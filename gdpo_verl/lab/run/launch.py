@@ -34,6 +34,7 @@ from gdpo_verl.lab.rundir.metrics import (
     set_aside_metrics,
 )
 from gdpo_verl.plugin import deaths
+from gdpo_verl.plugin.loopback import variables_for
 from gdpo_verl.plugin.model import check_model, joins_cluster
 
 _PER_NODE = (
@@ -162,7 +163,7 @@ def answer(
 
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", **variables_for(config), **os.environ}
     # Container images often set it; then each of verl's processes compiles all that it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     platform = preflight.platform_of(config)
