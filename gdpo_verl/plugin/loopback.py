@@ -63,10 +63,10 @@ def keep_stores_local(rendezvous: Any) -> None:
     """torch's `TCPStore` listens on all interfaces, also where its host is 127.0.0.1
     (torch/distributed/rendezvous.py, `_create_c10d_store`). Give it a socket that does not."""
 
-    def make(original: Any, **arguments: Any) -> Any:
-        if arguments["host_name"] == ADDRESS and arguments["is_master"]:
+    def make(original: Any, *positional: Any, **arguments: Any) -> Any:
+        if arguments.get("host_name") == ADDRESS and arguments.get("is_master"):
             with contextlib.suppress(OSError):  # this process has a store there, which is shared
                 arguments["master_listen_fd"] = bind(ADDRESS, arguments["port"])
-        return original(**arguments)
+        return original(*positional, **arguments)
 
     wrap(rendezvous, "TCPStore", make)

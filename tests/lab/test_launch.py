@@ -18,6 +18,7 @@ from gdpo_verl.lab.run import launch, progress
 from gdpo_verl.lab.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.lab.run.composition import NOT_SCIENCE, changed_science, compose
 from gdpo_verl.lab.run.memory import remedy_for
+from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import flattened
 
 
@@ -63,6 +64,29 @@ def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
     with pytest.raises(RunDirectoryError, match=r"recipe: 'toolbox/gdpo', not 'toolbox/grpo'"):
         started(tmp_path, "toolbox/grpo")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.4, 0.8])
+@pytest.mark.parametrize("name", ["config.yaml", "launch.json"])
+def test_file_of_the_last_start_that_was_cut_short_is_named_with_a_remedy(name, part, tmp_path):
+    started(tmp_path)
+    file = tmp_path / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(part * len(whole))])
+    with pytest.raises((RunDirectoryError, RunError), match=rf"{name}.*another run directory"):
+        started(tmp_path)
+    file.write_bytes(whole)
+    started(tmp_path)
+
+
+def test_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
+    started(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    started(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    write_checkpoint(tmp_path / "checkpoints", 2)
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml is missing, and there are check"):
+        started(tmp_path)
 
 
 def test_steps_are_science_where_the_learning_rate_depends_on_them():
@@ -132,6 +156,17 @@ def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monke
     assert "VERL_PLATFORM" not in launch.environment_of(tmp_path, on_gpus)
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
+
+
+def test_one_machine_listens_at_its_loopback_address_and_a_cluster_does_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
+    alone = launch.environment_of(tmp_path, compose("toolbox/gdpo"))
+    assert alone["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    assert (alone["GLOO_SOCKET_IFNAME"], alone["NCCL_SOCKET_IFNAME"]) == ("lo", "eth1")
+    several = compose("toolbox/gdpo", ["hardware=cluster"])
+    joined = compose("toolbox/gdpo", ["+ray_kwargs.ray_init.address=auto"])
+    for config in (several, joined):
+        assert "GLOO_SOCKET_IFNAME" not in launch.environment_of(tmp_path, config)
 
 
 def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):
@@ -205,7 +240,7 @@ def test_failing_training_ends_with_its_reason_after_two_starts_without_a_new_st
 
 def failure(run: Path, program: str, hang_after: float = 600.0) -> str | None:
     """Run a program of the shell in the place of verl's driver."""
-    config = OmegaConf.create({"trainer": {"total_training_steps": 5}})
+    config = OmegaConf.create({"trainer": {"total_training_steps": 5, "nnodes": 1}})
     with (run / "lock").open("a") as lock:
         program = f"cd '{run}'; {program}"
         return launch._run(["sh", "-c", program], "toolbox/gdpo", run, config, lock, hang_after)
@@ -245,3 +280,9 @@ def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path, m
     assert re.fullmatch(r"the driver died: pid \d+ was killed by SIGKILL", killed)
     hangs = "the training hangs: no step was logged for 0.001 minutes (--hang-after)"
     assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
+
+
+def test_clock_that_is_set_forward_ends_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("time.time", lambda: 3e9)
+    assert failure(tmp_path, "echo '{}' > metrics.jsonl; sleep .1", hang_after=600.0) is None

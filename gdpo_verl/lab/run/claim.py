@@ -13,10 +13,11 @@ from typing import Any, TextIO
 from omegaconf import DictConfig
 
 from gdpo_verl import __version__
+from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.lab.rundir.run import config_of
+from gdpo_verl.lab.rundir.run import WRITE_ANEW, config_of
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
@@ -44,7 +45,7 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
                 "Its checkpoints must not be mixed with this one's: choose another directory or "
                 "remove it. Steps, loggers, frequencies, names and the machines may change."
             )
-        (run / layout.LAUNCH).write_text(json.dumps(start, indent=1))
+        write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         yield lock
 
 
@@ -78,9 +79,29 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     return bool(steps <= did)
 
 
-def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
+def read_launch(run: Path) -> dict[str, Any]:
+    """What `launch.json` says of the run's last start; empty where it was not kept.
+
+    Raises:
+      RunDirectoryError: the file is empty or was cut short.
+    """
     file = run / layout.LAUNCH
-    before = json.loads(file.read_text()) if file.exists() else {}
+    if not file.exists():
+        return {}
+    with contextlib.suppress(ValueError):
+        before = json.loads(file.read_bytes())
+        if isinstance(before, dict):
+            return before
+    found = "a file that is cut short" if file.stat().st_size else "an empty file"
+    raise RunDirectoryError(
+        f"{file}: expected the JSON object that the last start wrote, found {found}. Remove the "
+        "file if the recipe, the data and the model are still those of that start, or choose "
+        "another run directory."
+    )
+
+
+def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
+    before = read_launch(run)
     for key in ("recipe", "version"):
         if key in before and before[key] != start[key]:
             yield f"{key}: {before[key]!r}, not {start[key]!r}"
@@ -94,6 +115,12 @@ def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
     before = config_of(run)
     if not before:
+        if (run / layout.CHECKPOINTS / checkpoints.TRACKER).exists():
+            yield f"{layout.CONFIG} is missing, and there are checkpoints. {WRITE_ANEW}"
+        return
+    absent = [str(section) for section in config if section not in before]
+    if absent:
+        yield f"{layout.CONFIG} has no {', '.join(absent)}; it may be cut short. {WRITE_ANEW}"
         return
     for key, (was, now) in changed_science(before, config).items():
         yield f"{key}: {was!r}, not {now!r}"

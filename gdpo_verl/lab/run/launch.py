@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import gdpo_verl
 from gdpo_verl.cpu import settings as cpu_settings
+from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
@@ -151,9 +152,8 @@ def answer(
         preflight.check_machine(config)
     run.mkdir(parents=True, exist_ok=True)
     with claim.locked(run) as lock:
-        (run / layout.LAUNCH).write_text(
-            json.dumps({**about, "version": gdpo_verl.__version__}, indent=1)
-        )
+        start = {**about, "version": gdpo_verl.__version__}
+        write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         # It is alive as long as it answers: one step may take hours.
         failure = _run(driver, label, run, config, lock, math.inf, questions)
         if failure is not None:
@@ -182,12 +182,15 @@ def _run(
     questions: str = "",
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
-    started = time.time()
+    logged_at = time.monotonic()
+    logged_bytes = 0
     metrics = run / layout.METRICS
+    # Hydra would leave half of it on a full disk.
+    write_text(run / layout.CONFIG, OmegaConf.to_yaml(config))
     with (run / layout.LOG).open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
-            command,
+            [*command, "hydra.output_subdir=null"],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment_of(run, config),
@@ -197,8 +200,13 @@ def _run(
         )
 
     def runs_on() -> bool:
-        logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
-        return driver.poll() is None and time.time() - logged < hang_after
+        # A file's time follows the clock of the machine, which may be set.
+        nonlocal logged_at, logged_bytes
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size != logged_bytes:
+            logged_at = time.monotonic()
+            logged_bytes = size
+        return driver.poll() is None and time.monotonic() - logged_at < hang_after
 
     with processes.ended_by_signals():
         try:

@@ -43,6 +43,11 @@ from gdpo_verl.lab.rundir.metrics import (
 )
 from gdpo_verl.names import MEAN, UNSCORED
 
+# The remedy for a lost config.yaml.
+WRITE_ANEW = (
+    f"Write {CONFIG} anew with the command of the last start and `--cfg job > FILE`, or choose "
+    "another run directory."
+)
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
 
 
@@ -200,11 +205,25 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
 
 
 def config_of(run: Path | None) -> DictConfig:
-    """The configuration in a run's directory; empty where it was not kept."""
+    """The configuration in a run's directory; empty where it was not kept.
+
+    Raises:
+      RunError: the file is empty or was cut short.
+    """
     file = run and run / CONFIG
-    loaded = OmegaConf.load(file) if file and file.is_file() else OmegaConf.create({})
-    assert isinstance(loaded, DictConfig)
-    return loaded
+    if not file or not file.is_file():
+        return OmegaConf.create({})
+    found = "an empty file"
+    try:
+        loaded = OmegaConf.load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        found = f"a file that cannot be read as YAML ({type(error).__name__})"
+    else:
+        if isinstance(loaded, DictConfig) and loaded:
+            return loaded
+    raise RunError(
+        f"{file}: expected the configuration of the run's last start, found {found}. {WRITE_ANEW}"
+    )
 
 
 def _read_config(path: Path, notes: list[str]) -> DictConfig:
