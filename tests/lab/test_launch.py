@@ -282,6 +282,21 @@ def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path, m
     assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
 
 
+def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_run", interrupted)
+    monkeypatch.setattr(launch, "check_model", print)
+    monkeypatch.setattr(launch.preflight, "check_machine", print)
+    started(tmp_path)
+    write_checkpoint(tmp_path / "checkpoints", 2)
+    with pytest.raises(KeyboardInterrupt):
+        launch.train("toolbox/gdpo", tmp_path)
+    said = "interrupted. The same command goes on from step 2, the last whole checkpoint.\n"
+    assert said in capsys.readouterr().err
+
+
 def test_clock_that_is_set_forward_ends_no_training(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     monkeypatch.setattr("time.time", lambda: 3e9)

@@ -89,9 +89,11 @@ def require_recipe(recipe: str, directory: Path | None = None) -> Path:
     if not file.exists():
         found = recipes.rglob("*.yaml") if directory else recipes.glob("*/g[dr]po*.yaml")
         known = sorted(str(each.relative_to(recipes).with_suffix("")) for each in found)
+        of_task = f"{recipe.lower()}/gdpo"  # a task's name alone
+        meant = did_you_mean(of_task if of_task in known else recipe, known)
         raise RecipeError(
             f"recipe: {recipe!r} does not exist{f' in {directory}' if directory else ''}; there "
-            f"are {known}.{did_you_mean(recipe, known)}"
+            f"are {known}.{meant}"
         )
     return file
 
@@ -123,6 +125,12 @@ def compose(
 
     recipes = directory or recipes_directory()
     require_recipe(recipe, directory)
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise RecipeError(
+                f"{override!r}: expected a setting KEY=VALUE, found no '='. A recipe is the first "
+                "word after `train` and `submit`; other commands take it as --recipe NAME."
+            )
     # verl's yaml files by their path: as pkg:// Hydra would import verl, and torch with it.
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:

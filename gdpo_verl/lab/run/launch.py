@@ -110,7 +110,11 @@ def train(
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
-            failure = _run(driver, recipe, run, config, lock, hang_after)
+            try:
+                failure = _run(driver, recipe, run, config, lock, hang_after)
+            except KeyboardInterrupt:
+                print_status(f"{recipe}: interrupted. {_how_to_resume(run)}.")
+                raise
             if failure is None:
                 (run / layout.DONE).touch()
                 return
@@ -254,15 +258,18 @@ def _last_step(run: Path) -> int:
     return max((step for step, data in records if not only_validation(data)), default=0)
 
 
-def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
+def _how_to_resume(run: Path) -> str:
     saved = checkpoints.directory_of(run)
-    goes_on = "starts from the beginning, no checkpoint was finished"
     step = checkpoints.last_complete(saved)[0] if saved else 0
     if step:
-        goes_on = f"goes on from step {step}, the last whole checkpoint"
+        return f"The same command goes on from step {step}, the last whole checkpoint"
+    return "The same command starts from the beginning, no checkpoint was finished"
+
+
+def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
     log = f"Its log: {run / layout.LOG}"
-    return f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\n{log}"
+    return f"{recipe}: {failure}\n{_how_to_resume(run)}; {option}.\n{log}"
 
 
 def print_status(text: str) -> None:
