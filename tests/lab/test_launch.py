@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -299,5 +300,6 @@ def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys)
 
 def test_clock_that_is_set_forward_ends_no_training(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr("time.time", lambda: 3e9)
-    assert failure(tmp_path, "echo '{}' > metrics.jsonl; sleep .1", hang_after=600.0) is None
+    clock = itertools.count(0.0, 3 * 3600.0)  # set forward all the time
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    assert failure(tmp_path, "sleep .3", hang_after=600.0) is None
