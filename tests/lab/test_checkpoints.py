@@ -77,11 +77,10 @@ def test_checkpoint_counts_once_verl_has_noted_it(tmp_path):
         assert said.startswith("global_step_4 was cut short and is skipped: its save did not end")
 
 
-@pytest.mark.parametrize("text", ["", "4\n", "4 \x00", "four"])
-def test_note_of_the_last_step_that_was_cut_short_leaves_whole_checkpoints(tmp_path, text):
+def test_note_of_the_last_step_that_is_no_number_leaves_whole_checkpoints(tmp_path):
     write_checkpoint(tmp_path, 2)
     cut(write_checkpoint(tmp_path, 4) / "data.pt")
-    (tmp_path / checkpoints.TRACKER).write_text(text)
+    (tmp_path / checkpoints.TRACKER).write_text("4\0")
     assert checkpoints.select_checkpoint(tmp_path)[0] == 2
 
 

@@ -41,12 +41,12 @@ def test_ray_that_a_training_starts_is_at_the_loopback_address(monkeypatch):
     environment = {"VLLM_HOST_IP": "10.0.0.1"}
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    trainer = {"trainer": {"nnodes": 1}}
-    loopback.listen_locally(
-        OmegaConf.create({**trainer, "ray_kwargs": {"ray_init": {"address": "auto"}}})
-    )
-    assert environment == {"VLLM_HOST_IP": "10.0.0.1"}
-    loopback.listen_locally(OmegaConf.create(trainer))
+    one, two = ({"trainer": {"nnodes": nodes}} for nodes in (1, 2))
+    joins = {"ray_kwargs": {"ray_init": {"address": "auto"}}}
+    for cluster in (two, one | joins):
+        loopback.listen_locally(OmegaConf.create(cluster))
+        assert environment == {"VLLM_HOST_IP": "10.0.0.1"}
+    loopback.listen_locally(OmegaConf.create(one))
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
     assert environment["VLLM_HOST_IP"] == "10.0.0.1"
     assert services.get_node_ip_address() == "127.0.0.1"

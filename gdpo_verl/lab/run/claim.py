@@ -17,7 +17,7 @@ from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.lab.rundir.run import WRITE_ANEW, config_of
+from gdpo_verl.lab.rundir.run import WRITE_ANEW, config_of, read_launch
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
@@ -77,27 +77,6 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     if None in (did, steps):
         return bool(did == steps and now.total_epochs <= before.total_epochs)
     return bool(steps <= did)
-
-
-def read_launch(run: Path) -> dict[str, Any]:
-    """What `launch.json` says of the run's last start; empty where it was not kept.
-
-    Raises:
-      RunDirectoryError: the file is empty or was cut short.
-    """
-    file = run / layout.LAUNCH
-    if not file.exists():
-        return {}
-    with contextlib.suppress(ValueError):
-        before = json.loads(file.read_bytes())
-        if isinstance(before, dict):
-            return before
-    found = "a file that is cut short" if file.stat().st_size else "an empty file"
-    raise RunDirectoryError(
-        f"{file}: expected the JSON object that the last start wrote, found {found}. Remove the "
-        "file if the recipe, the data and the model are still those of that start, or choose "
-        "another run directory."
-    )
 
 
 def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:

@@ -125,12 +125,6 @@ def compose(
 
     recipes = directory or recipes_directory()
     require_recipe(recipe, directory)
-    for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise RecipeError(
-                f"{override!r}: expected a setting KEY=VALUE, found no '='. A recipe is the first "
-                "word after `train` and `submit`; other commands take it as --recipe NAME."
-            )
     # verl's yaml files by their path: as pkg:// Hydra would import verl, and torch with it.
     verl = importlib.util.find_spec("verl")
     if verl is None or not verl.submodule_search_locations:
