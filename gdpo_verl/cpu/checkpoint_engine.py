@@ -48,8 +48,14 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not self.is_master:
             return {}
         host = ray.util.get_node_ip_address().strip("[]")
-        options = {"timeout": TIMEOUT, "wait_for_workers": False, "master_listen_fd": bind(host)}
-        self.store = TCPStore(host, 0, is_master=True, **options)
+        self.store = TCPStore(
+            host,
+            0,
+            is_master=True,
+            timeout=TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=bind(host),
+        )
         return {"host_name": host, "port": self.store.port}
 
     @classmethod
