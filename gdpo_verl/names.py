@@ -180,8 +180,9 @@ METRICS = (
 
 def did_you_mean(word: Any, known: Iterable[Any]) -> str:
     """' Did you mean …?' when a known word is close, else the empty string."""
-    close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    spellings = {str(name).lower(): str(name) for name in known}
+    close = difflib.get_close_matches(str(word).lower(), spellings, n=1)
+    return f" Did you mean {spellings[close[0]]!r}?" if close else ""
 
 
 def refuse_unknown(given: Iterable[Any], known: Sequence[str], where: str) -> None:

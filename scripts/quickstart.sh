@@ -41,6 +41,7 @@ esac
 steps=${STEPS:-20} out=${OUT:-runs/quickstart} data=$PWD/data/${prepare[0]}
 half=$(( (steps + 1) / 2 ))
 
+trap 'echo "Interrupted. The same command continues here: a training run resumes from its last checkpoint." >&2; exit 130' INT
 part() { printf '%s   [%d min %02d s]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 part "1/5  installing"

@@ -10,7 +10,10 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Sequence
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+
+import psutil
 
 
 def run_cli(*arguments: str) -> str:
@@ -46,6 +49,20 @@ def session(*leaders: int) -> list[tuple[int, str]]:
         for pid, sid, state, args in _processes()
         if int(sid) in leaders and state[0] != "Z"
     ]
+
+
+def reachable(leader: int) -> set[str]:
+    """The sockets of a session's processes that listen at more than this machine's loopback."""
+    pids = {pid for pid, _ in session(leader)}
+    found = set()
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.pid in pids:
+            address = ip_address(connection.laddr.ip)
+            if isinstance(address, IPv6Address):
+                address = address.ipv4_mapped or address
+            if not address.is_loopback:
+                found.add(f"{connection.laddr.ip} port {connection.laddr.port}")
+    return found
 
 
 def _processes() -> list[list[str]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from processes import run_cli
-from waiting import HANGS, start_ray
+from processes import reachable, run_cli
+from waiting import start_ray, wait_for
 
 from gdpo_verl.cpu.patches import give_ray_time_to_start
 from gdpo_verl.lab.rundir.run import flattened
@@ -42,6 +42,7 @@ class Training:
     directory: Path
     status: int = 0
     output: str = ""
+    reachable: frozenset[str] = frozenset()  # from other machines, at any time
 
     def metrics(self) -> dict[int, dict[str, float]]:
         lines = (self.directory / "metrics.jsonl").read_text().splitlines()
@@ -209,10 +210,17 @@ def train(
 
     def run(config: str, *overrides: str, fails: bool = False, **options: Any) -> Training:
         process = driver(config, *overrides, **options)
-        status = process.wait(HANGS)
+        found: set[str] = set()
+
+        def ended() -> bool:
+            found.update(reachable(process.pid))
+            return process.poll() is not None
+
+        wait_for(ended, every=1.0)
+        status = process.returncode
         directory = options.get("directory", tmp_path)
         output = (directory / "train.log").read_text(errors="replace")
         assert fails == (status != 0), output[-6000:]
-        return Training(directory, status, output)
+        return Training(directory, status, output, frozenset(found))
 
     return run

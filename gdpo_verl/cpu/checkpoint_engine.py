@@ -18,6 +18,8 @@ import torch
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from gdpo_verl.plugin.loopback import bind
+
 # How long a process waits for the others; an update that takes longer has lost one of them.
 TIMEOUT = timedelta(minutes=10)
 _END = "null"
@@ -46,7 +48,14 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not self.is_master:
             return {}
         host = ray.util.get_node_ip_address().strip("[]")
-        self.store = TCPStore(host, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        self.store = TCPStore(
+            host,
+            0,
+            is_master=True,
+            timeout=TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=bind(host),
+        )
         return {"host_name": host, "port": self.store.port}
 
     @classmethod

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.plugin.model import is_lora
+from gdpo_verl.plugin.model import has_configuration, is_lora
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20
@@ -127,6 +127,8 @@ def _read_config(path: str) -> dict[str, Any]:
     """The text model's part of its config.json; empty where there is none, which verl will say."""
     from transformers import PretrainedConfig
 
+    if not has_configuration(os.path.expanduser(path)):
+        return {}
     for offline in (True, False):  # the cache first: a hub out of reach takes its time
         with contextlib.suppress(OSError, ValueError):
             found, _ = PretrainedConfig.get_config_dict(

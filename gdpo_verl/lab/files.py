@@ -16,7 +16,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Lend a path to write a file or a folder to; it gets the name `path` when the block ends.
 
     When the block raises, what was there stays. What a killed process left beside `path` is
-    removed.
+    removed. An OSError, such as that of a full disk, names a file.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         _remove(left)
@@ -24,9 +24,16 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield scratch
+        if scratch.is_file():
+            with scratch.open("rb") as written:
+                os.fsync(written.fileno())  # else a machine that stops leaves the name and no text
         if path.is_dir():  # no call replaces a folder that holds something
             shutil.rmtree(path)
         os.replace(scratch, path)
+    except OSError as error:
+        if error.filename is None and error.errno:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         _remove(scratch)
 

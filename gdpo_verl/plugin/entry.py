@@ -84,6 +84,26 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
     wrap(main_ppo, "run_ppo", run_ppo)
 
 
+@when_imported("verl.trainer.constants_ppo")
+def _listen_locally(constants: Any) -> None:
+    # verl calls it in the driver alone, when it starts Ray itself (main_ppo.py, `run_ppo`).
+    def runtime_env(original: Any, config: Any = None) -> Any:
+        from gdpo_verl.plugin import loopback, validation
+
+        if config is not None and validation.uses_plugin(config):
+            loopback.listen_locally(config)
+        return original(config)
+
+    wrap(constants, "get_ppo_ray_runtime_env", runtime_env)
+
+
+@when_imported("torch.distributed.rendezvous")
+def _keep_stores_local(rendezvous: Any) -> None:
+    from gdpo_verl.plugin import loopback
+
+    loopback.keep_stores_local(rendezvous)
+
+
 @when_imported("verl.trainer.ppo.v1")
 @_on_supported_verl
 def _wrap_default_trainer(v1: Any) -> None:

@@ -46,7 +46,7 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
     for seed in experiment["seeds"]:
         for task, settings in experiment["tasks"].items():
             for arm, (recipe, *more) in settings["arms"].items():
-                if seed in done.get(arm, ()) or time.time() > until:
+                if seed in done.get(arm, ()) or time.monotonic() > until:
                     continue
                 work = ROOT / "runs" / name / task
                 run = work.parent / f"{arm}-{seed}"
@@ -99,7 +99,7 @@ def main() -> None:
     name = options.experiment.stem
     experiment = yaml.safe_load(options.experiment.read_text(encoding="utf-8"))
     if not options.table:
-        train_rest(name, experiment, time.time() + 60 * options.minutes)
+        train_rest(name, experiment, time.monotonic() + 60 * options.minutes)
     print(tables(name, read(name)))
 
 

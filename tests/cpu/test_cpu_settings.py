@@ -111,3 +111,16 @@ def test_numbers_are_those_that_the_processor_multiplies(tmp_path, monkeypatch, 
 
     assert config.actor_rollout_ref.actor.fsdp_config.dtype == dtype
     assert config.actor_rollout_ref.rollout.dtype == dtype
+
+
+def test_hub_that_is_out_of_reach_is_asked_once(monkeypatch):
+    asked = []
+
+    def out_of_reach(*_, **__):
+        asked.append(1)
+        raise ConnectionError
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", out_of_reach)
+    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", out_of_reach)
+    assert cpu_settings._read_config("models/tolbox") == {}
+    assert len(asked) == 1

@@ -77,6 +77,13 @@ def test_checkpoint_counts_once_verl_has_noted_it(tmp_path):
         assert said.startswith("global_step_4 was cut short and is skipped: its save did not end")
 
 
+def test_note_of_the_last_step_that_is_no_number_leaves_whole_checkpoints(tmp_path):
+    write_checkpoint(tmp_path, 2)
+    cut(write_checkpoint(tmp_path, 4) / "data.pt")
+    (tmp_path / checkpoints.TRACKER).write_text("4\0")
+    assert checkpoints.select_checkpoint(tmp_path)[0] == 2
+
+
 def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path):
     cut(write_checkpoint(tmp_path, 2) / "data.pt")
     with pytest.raises(CheckpointError, match=r"no checkpoint is whole \(global_step_2: data.pt"):

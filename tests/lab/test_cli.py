@@ -12,6 +12,8 @@ from gdpo_verl.lab.cli import main
 
 REFUSED = {
     "train toolbox/gdop": r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'",
+    "train Toolbox/GRPO": r"Did you mean 'toolbox/grpo'",
+    "train gsm8k": r"Did you mean 'gsm8k/gdpo'",
     "train toolbox/gdpo trainer.total_step=1": r"recipe toolbox/gdpo: .*total_step",
     "train toolbox/gdpo --retries x": r"--retries: 'x' is not a number of starts: 0, 1, 2, …",
     "train toolbox/gdpo --retry 3": r"unrecognized arguments: --retry 3",

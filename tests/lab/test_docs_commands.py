@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -146,6 +147,19 @@ def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(che
     assert re.search(
         r"(\d+) of \1 responses .* no 'judge'; at most 10% may\. .*127\.0\.0\.1:9", output
     )
+
+
+def test_the_quickstart_says_at_ctrl_c_how_it_is_continued(tmp_path):
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    for name in ("quickstart.sh", "environment.sh"):
+        shutil.copy(ROOT / "scripts" / name, folder)
+    (folder / "setup.sh").write_text("#!/bin/sh\nkill -INT $PPID\n")
+    (folder / "setup.sh").chmod(0o755)
+    command = ["bash", str(folder / "quickstart.sh")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert "Interrupted. The same command continues" in done.stderr
 
 
 def test_the_quickstarts_policies_and_data_are_known_by_their_names():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import resource
+
 import pytest
 
 from gdpo_verl.lab.files import replacing, write_text
@@ -37,3 +40,17 @@ def test_a_folder_takes_the_place_of_a_folder(tmp_path):
             scratch.mkdir()
             (scratch / name).touch()
     assert [file.name for file in (tmp_path / "policy").iterdir()] == ["new"]
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    path = tmp_path / "launch.json"
+    write_text(path, "old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a disk with so much left
+    try:
+        with pytest.raises(OSError, match=re.escape(str(path))):
+            write_text(path, "new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]

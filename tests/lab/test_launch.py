@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from gdpo_verl.lab.run import launch, progress
 from gdpo_verl.lab.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.lab.run.composition import NOT_SCIENCE, changed_science, compose
 from gdpo_verl.lab.run.memory import remedy_for
+from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import flattened
 
 
@@ -63,6 +65,29 @@ def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
     with pytest.raises(RunDirectoryError, match=r"recipe: 'toolbox/gdpo', not 'toolbox/grpo'"):
         started(tmp_path, "toolbox/grpo")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.4])
+@pytest.mark.parametrize("name", ["config.yaml", "launch.json"])
+def test_file_of_the_last_start_that_was_cut_short_is_named_with_a_remedy(name, part, tmp_path):
+    started(tmp_path)
+    file = tmp_path / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(part * len(whole))])
+    with pytest.raises((RunDirectoryError, RunError), match=rf"{name}.*another run directory"):
+        started(tmp_path)
+    file.write_bytes(whole)
+    started(tmp_path)
+
+
+def test_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
+    started(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    started(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    write_checkpoint(tmp_path / "checkpoints", 2)
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml is missing, and there are check"):
+        started(tmp_path)
 
 
 def test_steps_are_science_where_the_learning_rate_depends_on_them():
@@ -128,7 +153,8 @@ def test_directory_in_which_a_training_runs_is_refused(tmp_path):
 def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     on_cpu, on_gpus = (compose("toolbox/gdpo", [f"hardware={name}"]) for name in ("cpu", "gpu8"))
-    assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "cpu"
+    environment = launch.environment_of(tmp_path, on_cpu)
+    assert (environment["VERL_PLATFORM"], environment["GLOO_SOCKET_IFNAME"]) == ("cpu", "lo")
     assert "VERL_PLATFORM" not in launch.environment_of(tmp_path, on_gpus)
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
@@ -205,7 +231,7 @@ def test_failing_training_ends_with_its_reason_after_two_starts_without_a_new_st
 
 def failure(run: Path, program: str, hang_after: float = 600.0) -> str | None:
     """Run a program of the shell in the place of verl's driver."""
-    config = OmegaConf.create({"trainer": {"total_training_steps": 5}})
+    config = OmegaConf.create({"trainer": {"total_training_steps": 5, "nnodes": 1}})
     with (run / "lock").open("a") as lock:
         program = f"cd '{run}'; {program}"
         return launch._run(["sh", "-c", program], "toolbox/gdpo", run, config, lock, hang_after)
@@ -245,3 +271,25 @@ def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path, m
     assert re.fullmatch(r"the driver died: pid \d+ was killed by SIGKILL", killed)
     hangs = "the training hangs: no step was logged for 0.001 minutes (--hang-after)"
     assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
+
+
+def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_run", interrupted)
+    monkeypatch.setattr(launch, "check_model", print)
+    monkeypatch.setattr(launch.preflight, "check_machine", print)
+    started(tmp_path)
+    write_checkpoint(tmp_path / "checkpoints", 2)
+    with pytest.raises(KeyboardInterrupt):
+        launch.train("toolbox/gdpo", tmp_path)
+    said = "interrupted. The same command goes on from step 2, the last whole checkpoint.\n"
+    assert said in capsys.readouterr().err
+
+
+def test_clock_that_is_set_forward_ends_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
+    clock = itertools.count(0.0, 3 * 3600.0)  # set forward all the time
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    assert failure(tmp_path, "sleep .3", hang_after=600.0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -128,6 +129,24 @@ def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path):
     write_events(tmp_path / "run/another", 2)
     found = find_runs([tmp_path / "run"])
     assert found == [tmp_path / "run/another", tmp_path / "run/tensorboard"]
+
+
+def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
+    for step in (10, 9, 8):  # a copy has the times of copying, in any order
+        state = write_state(tmp_path / f"run/checkpoint-{step}", step, of=20) / STATE
+        os.utime(state, (2e9 - step, 2e9 - step))
+    assert max(read_run(tmp_path / "run").training_steps) == 10
+    last = tmp_path / "run/checkpoint-10" / STATE
+    last.write_text(last.read_text()[:-30])
+    assert max(read_run(tmp_path / "run").training_steps) == 9
+
+
+def test_of_several_copied_files_that_with_the_last_step_is_read(tmp_path):
+    for name, steps in (("later", 3), ("earlier", 2)):
+        rows = [training(step, 0.5, 0.0) for step in range(1, steps + 1)]
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+    os.utime(tmp_path / "later.jsonl", (1e9, 1e9))
+    assert read_run(tmp_path).training_steps == [1, 2, 3]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import gdpo_verl
 from gdpo_verl import __version__
@@ -58,7 +58,8 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
 
     def run(command, **_):
         seen[:] = command
-        sent = json.loads(command[command.index("--runtime-env-json") + 1])
+        file = Path(command[command.index("--runtime-env") + 1])
+        sent = yaml.safe_load(file.read_text())
         check, package, metadata = map(Path, sent["py_modules"])
         assert (check / "__main__.py").read_text() == Path(cluster_nodes.__file__).read_text()
         here = Path(gdpo_verl.__file__).parent
@@ -66,16 +67,20 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
         assert sources <= {file.relative_to(package) for file in package.rglob("*.py")}
         assert (package / "recipes" / "toolbox" / "gdpo.yaml").exists()
         assert "verl.plugins" in (metadata / "entry_points.txt").read_text()
-        assert sent["env_vars"] == {"VERL_FILE_LOGGER_PATH": "/run/metrics.jsonl", "A": "b"}
+        assert sent["env_vars"] == {"VERL_FILE_LOGGER_PATH": "/run/metrics.jsonl", "KEY": "gehei🔑"}
+        # Neither on a command line nor in a file that others can read.
+        assert file.stat().st_mode & 0o077 == 0
+        assert "gehei" not in " ".join(command)
         return subprocess.CompletedProcess(command, 7)
 
     monkeypatch.setattr(submit.subprocess, "run", run)
+    monkeypatch.setenv("KEY", "gehei🔑")
     monkeypatch.chdir(tmp_path)
     # A node is asked for what is a file there: neither for a hub's id nor for what is fetched.
     data = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files='/v w.parquet'"]
     options = {"retries": 2, "hang_after": 90.0, "ray_options": ["--no-wait"]}
     status = submit.submit(
-        "tool_call/gdpo", Path("/run"), data, upload=True, env=["A=b"], **options
+        "tool_call/gdpo", Path("/run"), data, upload=True, env=["KEY"], **options
     )
     assert status == 7
     *client, _, separator, shell, dash_c, job = seen[2:]

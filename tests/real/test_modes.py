@@ -59,6 +59,8 @@ def test_separate_async_sends_every_update_and_whitens_over_mini_batches(train, 
         "trainer.save_freq=2",
         "trainer.max_actor_ckpt_to_keep=2",
     )
+    # Ray's, the queue's, vLLM's and those of two process groups.
+    assert run.reachable == set()
     metrics = run.metrics()
     assert sorted(metrics) == [1, 2, 3]
     for step, data in metrics.items():

@@ -38,7 +38,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="a variable for every process of the job; a name alone takes its value here",
+        help="a variable for every process of the job; a name alone takes its value here, and "
+        "keeps a secret off the command line",
     )
     submit.add_argument(
         "--upload", action="store_true", help="send this gdpo-verl to every node with the job"

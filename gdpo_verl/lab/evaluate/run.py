@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from gdpo_verl.lab.evaluate.model import Model, check_tensors, find_model
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.run.launch import quoted
-from gdpo_verl.lab.rundir.layout import CONFIG, DONE, LAUNCH, VALIDATION
-from gdpo_verl.lab.rundir.run import config_of
+from gdpo_verl.lab.rundir.layout import CONFIG, DONE, VALIDATION
+from gdpo_verl.lab.rundir.run import config_of, read_launch
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code, named_code
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import chat_text
@@ -143,8 +142,7 @@ def _check_out(out: Path) -> None:
     if not out.is_dir():
         raise ValueError(f"--out: expected a directory to make, found the file {out}")
     # An evaluation that did not come to its end is begun again in its place.
-    launched = out / LAUNCH
-    begun = launched.is_file() and _BEGUN in json.loads(launched.read_text())
+    begun = _BEGUN in read_launch(out)
     if any(out.iterdir()) and (not begun or (out / DONE).exists()):
         raise ValueError(f"--out: {out} exists; remove it or choose another name")
 

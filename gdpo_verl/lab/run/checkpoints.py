@@ -45,7 +45,8 @@ def last_complete(directory: Path) -> tuple[int, dict[int, str]]:
     noted = 0
     if tracker.exists():
         # verl empties the file before it writes the number, and all else is written by then.
-        noted = int(tracker.read_text().strip() or sys.maxsize)
+        text = tracker.read_text(errors="replace").strip()
+        noted = int(text) if text.isdecimal() else sys.maxsize
     names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in directory.glob("*"))
     for step in sorted((int(name[1]) for name in names if name), reverse=True):
         problem = problem_of(directory / f"global_step_{step}")

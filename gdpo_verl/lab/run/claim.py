@@ -13,10 +13,11 @@ from typing import Any, TextIO
 from omegaconf import DictConfig
 
 from gdpo_verl import __version__
+from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.lab.rundir.run import config_of
+from gdpo_verl.lab.rundir.run import WRITE_ANEW, config_of, read_launch
 
 # Larger files, a real model's weights, are told apart by their size alone.
 DIGEST_BYTES = 64 << 20
@@ -44,7 +45,7 @@ def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
                 "Its checkpoints must not be mixed with this one's: choose another directory or "
                 "remove it. Steps, loggers, frequencies, names and the machines may change."
             )
-        (run / layout.LAUNCH).write_text(json.dumps(start, indent=1))
+        write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         yield lock
 
 
@@ -79,8 +80,7 @@ def is_finished(run: Path, config: DictConfig) -> bool:
 
 
 def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
-    file = run / layout.LAUNCH
-    before = json.loads(file.read_text()) if file.exists() else {}
+    before = read_launch(run)
     for key in ("recipe", "version"):
         if key in before and before[key] != start[key]:
             yield f"{key}: {before[key]!r}, not {start[key]!r}"
@@ -94,6 +94,12 @@ def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
     before = config_of(run)
     if not before:
+        if (run / layout.CHECKPOINTS / checkpoints.TRACKER).exists():
+            yield f"{layout.CONFIG} is missing, and there are checkpoints. {WRITE_ANEW}"
+        return
+    absent = [str(section) for section in config if section not in before]
+    if absent:
+        yield f"{layout.CONFIG} has no {', '.join(absent)}; it may be cut short. {WRITE_ANEW}"
         return
     for key, (was, now) in changed_science(before, config).items():
         yield f"{key}: {was!r}, not {now!r}"

@@ -89,9 +89,11 @@ def require_recipe(recipe: str, directory: Path | None = None) -> Path:
     if not file.exists():
         found = recipes.rglob("*.yaml") if directory else recipes.glob("*/g[dr]po*.yaml")
         known = sorted(str(each.relative_to(recipes).with_suffix("")) for each in found)
+        of_task = f"{recipe.lower()}/gdpo"  # a task's name alone
+        meant = did_you_mean(of_task if of_task in known else recipe, known)
         raise RecipeError(
             f"recipe: {recipe!r} does not exist{f' in {directory}' if directory else ''}; there "
-            f"are {known}.{did_you_mean(recipe, known)}"
+            f"are {known}.{meant}"
         )
     return file
 

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import gdpo_verl
 from gdpo_verl.cpu import settings as cpu_settings
+from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
@@ -34,6 +35,7 @@ from gdpo_verl.lab.rundir.metrics import (
     set_aside_metrics,
 )
 from gdpo_verl.plugin import deaths
+from gdpo_verl.plugin.loopback import variables_for
 from gdpo_verl.plugin.model import check_model, joins_cluster
 
 _PER_NODE = (
@@ -108,7 +110,11 @@ def train(
         for left in range(retries, -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
-            failure = _run(driver, recipe, run, config, lock, hang_after)
+            try:
+                failure = _run(driver, recipe, run, config, lock, hang_after)
+            except KeyboardInterrupt:
+                print_status(f"{recipe}: interrupted. {_how_to_resume(run)}.")
+                raise
             if failure is None:
                 (run / layout.DONE).touch()
                 return
@@ -150,9 +156,8 @@ def answer(
         preflight.check_machine(config)
     run.mkdir(parents=True, exist_ok=True)
     with claim.locked(run) as lock:
-        (run / layout.LAUNCH).write_text(
-            json.dumps({**about, "version": gdpo_verl.__version__}, indent=1)
-        )
+        start = {**about, "version": gdpo_verl.__version__}
+        write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         # It is alive as long as it answers: one step may take hours.
         failure = _run(driver, label, run, config, lock, math.inf, questions)
         if failure is not None:
@@ -162,7 +167,7 @@ def answer(
 
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", **variables_for(config), **os.environ}
     # Container images often set it; then each of verl's processes compiles all that it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     platform = preflight.platform_of(config)
@@ -181,12 +186,15 @@ def _run(
     questions: str = "",
 ) -> str | None:
     """Run the driver to its end; returns why the training failed, or None."""
-    started = time.time()
+    logged_at = time.monotonic()
+    logged_bytes = 0
     metrics = run / layout.METRICS
+    # Hydra would leave half of it on a full disk.
+    write_text(run / layout.CONFIG, OmegaConf.to_yaml(config))
     with (run / layout.LOG).open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
-            command,
+            [*command, "hydra.output_subdir=null"],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment_of(run, config),
@@ -196,8 +204,13 @@ def _run(
         )
 
     def runs_on() -> bool:
-        logged = max(started, metrics.stat().st_mtime if metrics.exists() else 0.0)
-        return driver.poll() is None and time.time() - logged < hang_after
+        # A file's time follows the clock of the machine, which may be set.
+        nonlocal logged_at, logged_bytes
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size != logged_bytes:
+            logged_at = time.monotonic()
+            logged_bytes = size
+        return driver.poll() is None and time.monotonic() - logged_at < hang_after
 
     with processes.ended_by_signals():
         try:
@@ -245,15 +258,18 @@ def _last_step(run: Path) -> int:
     return max((step for step, data in records if not only_validation(data)), default=0)
 
 
-def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
+def _how_to_resume(run: Path) -> str:
     saved = checkpoints.directory_of(run)
-    goes_on = "starts from the beginning, no checkpoint was finished"
     step = checkpoints.last_complete(saved)[0] if saved else 0
     if step:
-        goes_on = f"goes on from step {step}, the last whole checkpoint"
+        return f"The same command goes on from step {step}, the last whole checkpoint"
+    return "The same command starts from the beginning, no checkpoint was finished"
+
+
+def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
     log = f"Its log: {run / layout.LOG}"
-    return f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\n{log}"
+    return f"{recipe}: {failure}\n{_how_to_resume(run)}; {option}.\n{log}"
 
 
 def print_status(text: str) -> None:

@@ -7,7 +7,6 @@ the driver reserves something, after the nodes have been asked for their version
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 
 import gdpo_verl
@@ -109,7 +109,11 @@ def submit(
         if working_dir:
             sent["working_dir"] = working_dir
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", *ray_options]
-        command += ["--runtime-env-json", json.dumps(sent), "--", "sh", "-c", job]
+        # Every user of this machine can read a command line, and a variable may be a secret.
+        environment = Path(stage) / "runtime_env.yaml"
+        environment.touch(mode=0o600)
+        environment.write_text(yaml.safe_dump(sent), encoding="utf-8")
+        command += ["--runtime-env", str(environment), "--", "sh", "-c", job]
         return subprocess.run(command, env=mode | os.environ, check=False).returncode
 
 

@@ -44,6 +44,11 @@ from gdpo_verl.lab.rundir.metrics import (
 from gdpo_verl.lab.rundir.trust import read_settings
 from gdpo_verl.names import MEAN, UNSCORED
 
+# The remedy for a lost config.yaml.
+WRITE_ANEW = (
+    f"Write {CONFIG} anew with the command of the last start and `--cfg job > FILE`, or choose "
+    "another run directory."
+)
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
 
 
@@ -176,8 +181,8 @@ def read_run(path: Path) -> Run:
         metrics=metrics,
         rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", missing),
         validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", missing),
-        config=_read_config(path / CONFIG, missing),
-        launch=_read_launch(path / LAUNCH, missing),
+        config=_read_config(path, missing),
+        launch=_read_launch(path, missing),
         notes=(),
     )
     if not from_trl:
@@ -200,26 +205,61 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
 
 
 def config_of(run: Path | None) -> DictConfig:
-    """The configuration in a run's directory; empty where it was not kept."""
+    """The configuration in a run's directory; empty where it was not kept.
+
+    Raises:
+      RunError: the file is empty or was cut short.
+    """
     file = run and run / CONFIG
-    loaded = OmegaConf.load(file) if file and file.is_file() else OmegaConf.create({})
-    assert isinstance(loaded, DictConfig)
-    return loaded
+    if not file or not file.is_file():
+        return OmegaConf.create({})
+    found = "an empty file"
+    try:
+        loaded = OmegaConf.load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        found = f"a file that cannot be read as YAML ({type(error).__name__})"
+    else:
+        if isinstance(loaded, DictConfig) and loaded:
+            return loaded
+    raise RunError(
+        f"{file}: expected the configuration of the run's last start, found {found}. {WRITE_ANEW}"
+    )
 
 
-def _read_config(path: Path, notes: list[str]) -> DictConfig:
-    with contextlib.suppress(OSError, yaml.YAMLError, OmegaConfBaseException):
-        return read_settings(path)
+def read_launch(run: Path) -> dict[str, Any]:
+    """What `launch.json` says of the run's last start; empty where it was not kept.
+
+    Raises:
+      RunError: the file is empty or was cut short.
+    """
+    file = run / LAUNCH
+    if not file.exists():
+        return {}
+    with contextlib.suppress(ValueError):
+        before = parse_json(file.read_bytes())
+        if isinstance(before, dict):
+            return before
+    found = "a file that is cut short" if file.stat().st_size else "an empty file"
+    raise RunError(
+        f"{file}: expected the JSON object that the last start wrote, found {found}. Remove the "
+        "file if the recipe, the data and the model are still those of that start, or choose "
+        "another run directory."
+    )
+
+
+def _read_config(run: Path, notes: list[str]) -> DictConfig:
+    with contextlib.suppress(RunError, OmegaConfBaseException):
+        if config_of(run):
+            return read_settings(run / CONFIG)
     notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
 
 
-def _read_launch(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        return dict(parse_json(path.read_bytes())) if path.is_file() else {}
-    except (ValueError, TypeError):
-        notes.append(f"{LAUNCH} could not be read; recipe and version are not known.")
-        return {}
+def _read_launch(run: Path, notes: list[str]) -> dict[str, Any]:
+    with contextlib.suppress(RunError):
+        return read_launch(run)
+    notes.append(f"{LAUNCH} could not be read; recipe and version are not known.")
+    return {}
 
 
 def _gaps(run: Run) -> Iterator[str]:

@@ -1,0 +1,52 @@
+"""Sockets of a training on one machine, and the upstream code for which each departure is made."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import psutil
+from omegaconf import OmegaConf
+from ray._private import ray_constants, services
+from torch.distributed import TCPStore
+
+from gdpo_verl.plugin import loopback
+
+
+def addresses(port: int) -> set[str]:
+    """Where this process listens at a port."""
+    listening = [
+        each
+        for each in psutil.Process().net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    ]
+    return {each.laddr.ip for each in listening if each.laddr.port == port}
+
+
+def test_store_of_one_machine_is_at_its_loopback_address_alone():
+    rendezvous = SimpleNamespace(TCPStore=TCPStore)
+    loopback.keep_stores_local(rendezvous)
+    arguments = {"host_name": "127.0.0.1", "world_size": 1, "is_master": True, "multi_tenant": True}
+    store = rendezvous.TCPStore(port=0, **arguments)
+    assert addresses(store.port) == {"127.0.0.1"}
+    store.set("key", "value")
+    again = rendezvous.TCPStore(port=store.port, **arguments)  # a second group shares the store
+    assert again.get("key") == b"value"
+    # torch's own is reachable from everywhere.
+    alone = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert addresses(alone.port) <= {"::", "0.0.0.0"}
+
+
+def test_ray_that_a_training_starts_is_at_the_loopback_address(monkeypatch):
+    environment = {"VLLM_HOST_IP": "10.0.0.1"}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    one, two = ({"trainer": {"nnodes": nodes}} for nodes in (1, 2))
+    joins = {"ray_kwargs": {"ray_init": {"address": "auto"}}}
+    for cluster in (two, one | joins):
+        loopback.listen_locally(OmegaConf.create(cluster))
+        assert environment == {"VLLM_HOST_IP": "10.0.0.1"}
+    loopback.listen_locally(OmegaConf.create(one))
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environment["VLLM_HOST_IP"] == "10.0.0.1"
+    assert services.get_node_ip_address() == "127.0.0.1"
