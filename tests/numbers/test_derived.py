@@ -138,3 +138,13 @@ def test_rank_is_the_share_of_the_siblings_that_are_surpassed() -> None:
     assert of([2, 2, 2]) == [0.5, 0.5, 0.5]
     assert of([1, None]) == [None, None]
     assert of([[1, 1], [None, 3], []]) == [0.0, 1.0, None]
+
+
+@pytest.mark.parametrize("turns", range(1, 60))
+def test_turns_that_add_up_to_one_are_one(turns: int) -> None:
+    rewards = [{"done": [1 / turns] * turns}, {"done": [0.5, 0.5]}, {"done": []}]
+    assert relative_length(rewards, [30, 20, 10], outcome="done") == [0.0, 1.0, None]
+    assert rank(rewards, [1] * 3, of="done") == [0.5, 0.5, None]
+    almost = [{"done": [0.9999]}, *rewards[:2]]
+    assert relative_length(almost, [10, 30, 20], outcome="done") == [None, 0.0, 1.0]
+    assert rank(almost, [1] * 3, of="done") == [0.0, 0.75, 0.75]
