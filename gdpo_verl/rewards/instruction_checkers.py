@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from string import ascii_letters
@@ -22,9 +21,27 @@ REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
 INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
 
 # langdetect takes two plain English sentences of five words for another language: the language
-# that was asked for is likely. Of fewer letters than these only the script is read, one that has
-# this share of the letters in langdetect's profile of the language.
-_ASKED_LANGUAGE, _FEWEST_LETTERS, _SCRIPT_SHARE = 0.95, 20, 0.2
+# that was asked for is likely. Of fewer letters than these only the script is read.
+_ASKED_LANGUAGE, _FEWEST_LETTERS = 0.95, 20
+# The scripts, by their names in Unicode, of langdetect's languages that are not written in Latin.
+_SCRIPTS = """
+ARABIC ar fa ur
+BENGALI bn
+CJK zh-cn zh-tw
+CJK HIRAGANA KATAKANA ja
+CYRILLIC bg mk ru uk
+DEVANAGARI hi mr ne
+GREEK el
+GUJARATI gu
+GURMUKHI pa
+HANGUL ko
+HEBREW he
+KANNADA kn
+MALAYALAM ml
+TAMIL ta
+TELUGU te
+THAI th
+"""
 # Address space of the worker: what NLTK imports takes 1.5 GB of it, most of it never touched.
 _MEMORY_BYTES = 4 * 2**30
 _LISTS = ("keywords", "forbidden_words")
@@ -99,10 +116,11 @@ def reads_as(language: str, text: str) -> bool:
     langdetect = import_package("langdetect")
     letters = [letter for letter in text if letter.isalpha()]
     if len(letters) < _FEWEST_LETTERS:
-        scripts = _scripts(language)
-        fitting = [letter for letter in letters if _script(letter) in scripts]
+        found = [unicodedata.name(letter, "?").split()[0] for letter in letters]
+        fitting = [script for script in found if script in _scripts(language)]
         return 2 * len(fitting) >= len(letters)
-    factory = _languages()
+    langdetect.detector_factory.init_factory()
+    factory = langdetect.detector_factory._factory
     languages = factory.get_lang_list()
     other = (1 - _ASKED_LANGUAGE) / (len(languages) - 1)
     detector = factory.create()
@@ -114,27 +132,11 @@ def reads_as(language: str, text: str) -> bool:
         return True
 
 
-def _languages() -> Any:
-    """langdetect's own factory, which has a profile of each language."""
-    module = import_package("langdetect.detector_factory")
-    module.init_factory()
-    return module._factory
-
-
-@cache
-def _scripts(language: str) -> set[str]:
-    """The scripts of a language: Japanese has three, and each profile a few foreign letters."""
-    factory = _languages()
-    place = factory.get_lang_list().index(language)
-    shares: Counter[str] = Counter()
-    for letters, by_language in factory.word_lang_prob_map.items():
-        if len(letters) == 1:
-            shares[_script(letters)] += by_language[place]
-    return {script for script, share in shares.items() if share > _SCRIPT_SHARE * shares.total()}
-
-
-def _script(letter: str) -> str:
-    return unicodedata.name(letter, "").partition(" ")[0]
+def _scripts(language: str) -> list[str]:
+    for line in _SCRIPTS.splitlines():
+        if language in line.split():
+            return line.split()
+    return ["LATIN"]
 
 
 def _literal(key: str, value: Any) -> Any:

@@ -31,7 +31,6 @@ from gdpo_verl.rewards.thought import assistant_text, behind_thought
 __all__ = ["KINDS", "compute_score", "is_followed", "parse_ground_truth", "registry"]
 
 DEADLINE = 5.0  # seconds for all constraints of one text; common ones take milliseconds
-LANGUAGE = "language:response_language"
 # The first part of an instruction's id, and its component.
 KINDS = {
     "length_constraints": "length",
@@ -89,7 +88,7 @@ def compute_score(
             by_kind[KINDS[name.partition(":")[0]]].append(verdict)
     rewards |= {kind: fmean(verdicts) for kind, verdicts in by_kind.items()}
     if text:
-        english = LANGUAGE not in wanted["instruction_id_list"]
+        english = "language:response_language" not in wanted["instruction_id_list"]
         own = has_own_words(wanted["topic"], text, english=english)
         rewards |= {"relevance": relevance(wanted["topic"], text), "own_words": float(own)}
     return with_score(rewards, error or late) | {"unchecked": followed.count(None)}
@@ -99,10 +98,10 @@ def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
     """The topic and the constraints of a row; raises ValueError for what is none."""
     try:
         wanted = json.loads(ground_truth)
-        names, options = wanted["instruction_id_list"], wanted["kwargs"]
-        fits = isinstance(wanted["topic"], str) and len(names) == len(options)
-        fits = fits and all(isinstance(name, str) for name in names)
-        fits = fits and all(isinstance(each, dict) for each in options)
+        constraints = zip(wanted["instruction_id_list"], wanted["kwargs"], strict=True)
+        fits = isinstance(wanted["topic"], str)
+        for name, options in constraints:
+            fits = fits and isinstance(name, str) and isinstance(options, dict)
     except (ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:

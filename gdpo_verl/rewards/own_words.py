@@ -76,13 +76,17 @@ def has_own_words(topic: str, text: str, *, english: bool = True) -> bool:
       text: its beginning is read.
       english: False where another language was asked for, whose function words are not known.
     """
-    topic = topic[:MOST_CHARACTERS].lower()
+    topic = topic.lower()
     text = text[:MOST_CHARACTERS].lower()
     length = len(re.findall(r"\w+", text))
     words = _words(text)
     topic_words = set(_words(topic))
     function_words = set(FUNCTION_WORDS.split())
-    names = _near(topic, topic_words | set(words))
+
+    different = list(topic_words | set(words))
+    embed = _embeddings().embed
+    cosines = embed(different, norm=True) @ embed(topic, norm=True)[0]
+    names = {word for word, cosine in zip(different, cosines, strict=True) if cosine >= NEAR}
 
     forms = set()
     for name in names & topic_words - function_words:
@@ -93,8 +97,7 @@ def has_own_words(topic: str, text: str, *, english: bool = True) -> bool:
         forms.update(found)
 
     others = names | topic_words | forms | function_words | set(REQUEST_WORDS.split())
-    different = [word for word in dict.fromkeys(words) if word not in others]
-    own = [word for word in different if len(word) >= FEWEST_LETTERS]
+    own = [word for word in sorted(set(words) - others) if len(word) >= FEWEST_LETTERS]
     if len(own) < max(OWN_WORDS, OWN_SHARE * length):
         return False
     own_text = " ".join(own)
@@ -113,14 +116,6 @@ def _embeddings() -> Any:
     # Its own folder, where its wheel has the tokenizer: elsewhere it would look on the hub.
     folder = Path(wordllama.__file__).parent
     return wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
-
-
-def _near(topic: str, words: set[str]) -> set[str]:
-    """The words that lie near the topic."""
-    ordered = sorted(words)
-    embed = _embeddings().embed
-    cosines = embed(ordered, norm=True) @ embed(topic, norm=True)[0]
-    return {word for word, cosine in zip(ordered, cosines, strict=True) if cosine >= NEAR}
 
 
 def _words(text: str) -> list[str]:
