@@ -46,8 +46,8 @@ THAI th
 _MEMORY_BYTES = 4 * 2**30
 _LISTS = ("keywords", "forbidden_words")
 _QUOTES = '"'
-# "don't", "well-known", "1,000", "3.5" and "3:30" are one word each.
-_WITHIN_WORDS = r"(?<=\w)['’-](?=\w)|(?<=\d)[.,:/](?=\d)"
+# "don't", "well-known", "1,000", "3:30" and "p.m." are one word each.
+_WITHIN_WORDS = r"(?<=\w)['’-](?=\w)|(?<=\d)[.,:/–](?=\d)|(?<=\b\w)\.(?=\w\b)"
 
 
 def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None:
@@ -182,17 +182,18 @@ def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:
-    # "Section 1"; or RLVR-IFeval's "Section: X", where X may be anything. As many lines begin with
-    # it, after signs such as ** or ##, as were asked for.
+    # RLVR-IFeval's "Section: X", where X may be anything; or "Section 1", which may be mentioned
+    # again. As many as were asked for.
     marker = options["section_spliter"].strip()
-    number = "" if marker.endswith(":") else r"\s?\d"
-    heads = re.findall(rf"(?m)^[^\w\n]*?{re.escape(marker)}{number}", text)
-    return len(heads) == options["num_sections"]
+    number = "" if marker.endswith(":") else r"\s?(\d+)"
+    heads = re.findall(rf"(?<!\w){re.escape(marker)}{number}", text)
+    sections = set(heads) if number else heads
+    return len(sections) == options["num_sections"]
 
 
 def _has_paragraphs(options: Mapping[str, Any], text: str) -> bool:
-    # Between them stands *** or * * *, as a word or a line of its own.
-    dividers = r"(?m)(?<!\S)\*\*\*(?!\S)|^\* \* \*$"
+    # Between them stands *** or a line * * *; ***bold*** is no divider.
+    dividers = r"(?m)(?<![\w*])\*\*\*(?!\S)|^[^\S\n]*\* \* \*[^\S\n]*$"
     paragraphs = re.split(dividers, text)
     return sum(map(_has_word, paragraphs)) == options["num_paragraphs"]
 

@@ -33,7 +33,7 @@ OWN_WORDS, OWN_SHARE = 4, 1 / 6
 # The share of function words that a text needs: sentences have it, lists of words do not.
 FUNCTION_SHARE = 1 / 8
 # How often a text may use one name: this often, or in this share of its words.
-MOST_NAMED, NAMED_SHARE = 2, 1 / 10
+MOST_NAMED, NAMED_SHARE = 2, 1 / 12
 # The beginning of a text that is read, in characters, so that a long text takes no longer.
 MOST_CHARACTERS = 10_000
 
