@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,20 @@ def test_without_token_counts_only_a_function_that_needs_lengths_is_refused() ->
 def test_a_name_that_the_reward_returns_is_refused() -> None:
     with pytest.raises(ValueError, match=r"derived\.right: the reward itself returns"):
         advantages({"right": LENGTH})
+
+
+def test_a_function_of_a_file_in_the_working_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = "def shorter(rewards, lengths):\n    return [-float(length) for length in lengths]\n"
+    Path("rewards.py").write_text(function)
+    packaged = {"x": {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "right"}}
+    here = advantages({"x": "rewards.py:shorter"})
+    assert here == advantages({"x": {"function": f"{tmp_path}/rewards.py:shorter"}})
+    assert here != advantages(packaged)
+    with pytest.raises(ValueError, match=r"derived\.x: .*FileNotFoundError.*working directory"):
+        advantages({"x": "reward.py:shorter"})
 
 
 def test_relative_length_is_of_those_that_pass() -> None:
