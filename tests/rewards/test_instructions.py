@@ -123,7 +123,9 @@ def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch: pytest.MonkeyP
     assert found["length"] == 0.0
 
 
-@pytest.mark.parametrize("unit", ["[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n"])
+@pytest.mark.parametrize(
+    "unit", ["[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n", "* * * ", "1."]
+)
 def test_checkers_take_linear_time(unit: str) -> None:
     text = f"a{(unit * 100_000)[:100_000]}x"
     start = time.process_time()
@@ -134,6 +136,8 @@ def test_checkers_take_linear_time(unit: str) -> None:
         "detectable_format:number_bullet_lists": {"num_bullets": 1},
         "detectable_format:number_highlighted_sections": {"num_highlights": 10**6},
         "detectable_format:title": {},
+        "length_constraints:number_paragraphs": {"num_paragraphs": 1},
+        "length_constraints:number_words": {"num_words": 1, "relation": "at least"},
     }.items():
         assert rewards.is_followed(name, options, text) is not None
     assert time.process_time() - start < 2
