@@ -56,15 +56,19 @@ def apply_conditions(
         target = keys.index(name)
         source = looked_at[:, keys.index(condition["on"])]
         # 0 where the condition fails, also for a reward that is not scored: it would not count.
-        kept = torch.where(_reaches(source, condition["at_least"]), rewards[:, target], 0.0)
+        kept = torch.where(reaches(source, condition["at_least"]), rewards[:, target], 0.0)
         result[:, target] = torch.where(source.isnan(), torch.nan, kept)
     return result
 
 
-def _reaches(values: Tensor, threshold: float) -> Tensor:
-    # A float32 that was written as 0.7 is 0.699999988: rounded alike, it meets a threshold of 0.7.
+def reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return where rewards are at least a threshold, as float32 or their own half precision has it.
+
+    Six turns of 1/6 add up to 0.9999999999999999, and 0.7 written as float32 is 0.699999988: in
+    float32 they are 1 and 0.7. NaN reaches nothing.
+    """
     rounded = values.to(torch.float32) if values.dtype.itemsize > 2 else values
-    same = rounded == torch.tensor(threshold, dtype=torch.float64).to(rounded)
+    same = rounded == torch.as_tensor(threshold, dtype=torch.float64).to(rounded)
     # Beyond float32 both would be infinite, and every such value the threshold.
     return (values >= threshold) | (same & rounded.isfinite())
 

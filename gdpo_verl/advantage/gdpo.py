@@ -62,7 +62,7 @@ def gdpo_advantages(
       epsilon: added to each group's standard deviation, in reward units.
       scale: False leaves out the division by the groups' standard deviations.
       variant: a name in `gdpo_verl.advantage.VARIANTS`, or your function as
-        "pkg://module:function".
+        "pkg://module:function" or "FILE.py:function".
       ranges: for each component the smallest and the largest value, in reward units, or None.
       gate: the column of the outcome. In a group in which it does not vary, all advantages are 0
         and take no part in whitening; with ``Gate(column, "failed")`` only where it is at most 0.

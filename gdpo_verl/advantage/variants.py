@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from gdpo_verl.advantage.decomposition import decompose
+from gdpo_verl.advantage.decomposition import Decomposition, decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.names import did_you_mean
 
@@ -30,7 +35,8 @@ _FILES = (
 VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
     name: importlib.import_module(f"gdpo_verl.advantage.{name}").VARIANT for name in _FILES
 }
-OWN = "pkg://"
+PACKAGE = "pkg://"
+ADDRESS = "pkg://module:function or FILE.py:function"
 
 
 @contextmanager
@@ -48,7 +54,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def find_variant(name: Any, where: str = "variant") -> Variant:
-    """A variant of ours by its name, or a user's own as ``pkg://module:function``.
+    """A variant of ours by its name, or a user's own by its address (`load_function`).
 
     Args:
       name: as `algorithm.gdpo.variant` has it.
@@ -57,11 +63,11 @@ def find_variant(name: Any, where: str = "variant") -> Variant:
     Raises:
       ValueError: no such variant, or no such function.
     """
-    if isinstance(name, str) and name.startswith(OWN):
+    if is_address(name):
         return Variant(own_name(name), load_function(name, where))
     if not isinstance(name, str) or name not in VARIANTS:
         raise ValueError(
-            f"{where}: expected one of {list(VARIANTS)} or pkg://module:function, found {name!r}."
+            f"{where}: expected one of {list(VARIANTS)} or {ADDRESS}, found {name!r}."
             f"{did_you_mean(name, VARIANTS)}"
         )
     return VARIANTS[name]
@@ -72,26 +78,53 @@ def own_name(address: str) -> str:
     return address.rpartition(":")[2]
 
 
+def is_address(name: Any) -> bool:
+    """Return whether a setting is the address of a user's function, and not a name."""
+    if not isinstance(name, str):
+        return False
+    return name.startswith(PACKAGE) or name.rpartition(":")[0].endswith(".py")
+
+
 def load_function(address: str, where: str) -> Any:
-    """A user's function by its address, ``pkg://module:function``.
+    """A user's function by its address: ``pkg://module:function`` or ``FILE.py:function``.
+
+    A relative FILE is looked for in the working directory.
 
     Raises:
-      ValueError: begins with `where`; it cannot be imported, or is no function.
+      ValueError: begins with `where`; it cannot be loaded, or is no function.
     """
-    module, _, name = address.removeprefix(OWN).partition(":")
-    if not module or not name:
-        raise ValueError(f"{where}: expected pkg://module:function, found {address!r}")
+    path, _, name = address.removeprefix(PACKAGE).rpartition(":")
+    if not path or not name:
+        raise ValueError(f"{where}: expected {ADDRESS}, found {address!r}")
+    remedy = f"A relative path begins in the working directory, {Path.cwd()}."
+    if address.startswith(PACKAGE):
+        remedy = "The module has to be importable where the driver runs (PYTHONPATH)."
     try:
         with random_state_kept():
-            function = getattr(importlib.import_module(module), name)
+            if address.startswith(PACKAGE):
+                module = importlib.import_module(path)
+            else:
+                module = _load_file(path)
+            function = getattr(module, name)
     except Exception as error:  # an import runs the user's module, which may raise anything
         raise ValueError(
-            f"{where}: cannot load {name!r} of the module {module!r}: {type(error).__name__}: "
-            f"{error}. The module has to be importable where the driver runs (PYTHONPATH)."
+            f"{where}: cannot load {name!r} from {path!r}: {type(error).__name__}: {error}. "
+            f"{remedy}"
         ) from error
     if not callable(function):
         raise ValueError(f"{where}: {address} is {type(function).__name__}, not a function")
     return function
+
+
+def _load_file(path: str) -> ModuleType:
+    # Under a name that hides no other module.
+    spec = importlib.util.spec_from_file_location(f"gdpo_verl_file:{path}", path)
+    assert spec is not None  # its name ends with .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def validate_variant(
@@ -105,7 +138,8 @@ def validate_variant(
       settings: `ranges`, `epsilon` and `scale`, as in `decompose`.
 
     Raises:
-      ValueError: it raised, or returned something else than a finite number for each response.
+      ValueError: it raised, returned something else than a finite number for each response, or
+        modified what it was given.
     """
     # It has what trainings bring: a component and a response that are not scored, a constant group,
     # a group of one, and a response without tokens.
@@ -117,6 +151,7 @@ def validate_variant(
     groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
     found = decompose(rewards, groups, tokens, weights=weights, variant=variant, **settings)
+    before = {name: value.clone() for name, value in _given(found).items()}
     try:
         with random_state_kept():
             _ = found.advantage
@@ -125,3 +160,16 @@ def validate_variant(
             f"{where}: {variant.name!r} failed on a batch of {len(rewards)} responses with "
             f"{len(weights)} component(s): {type(error).__name__}: {error}"
         ) from error
+    for name, value in _given(found).items():
+        if not torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True):
+            raise ValueError(
+                f"{where}: {variant.name!r} modifies {name} of the decomposition, which the "
+                f"metrics read, too. Let it work on a copy, {name}.clone()."
+            )
+
+
+def _given(decomposition: Decomposition) -> dict[str, Tensor]:
+    """The tensors that a variant reads, by name."""
+    names = ("rewards", "weights", "token_counts", "normalized", "terms", "scored", "combined")
+    found = {name: getattr(decomposition, name) for name in names}
+    return found | {f"spread.{name}": value for name, value in vars(decomposition.spread).items()}

@@ -18,7 +18,7 @@ class Derived:
 
     Attributes:
       key: its key in the settings, in full.
-      address: of the function, ``pkg://module:function``.
+      address: of the function, ``pkg://module:function`` or ``FILE.py:function``.
       options: keyword arguments of the function.
       range: its smallest and its largest value, in reward units, where they are known.
     """

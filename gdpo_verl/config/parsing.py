@@ -10,7 +10,7 @@ from gdpo_verl.advantage import VARIANTS, find_variant
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
-from gdpo_verl.advantage.variants import OWN, own_name
+from gdpo_verl.advantage.variants import ADDRESS, PACKAGE, is_address, own_name
 from gdpo_verl.config.components import check_distinct, check_names
 from gdpo_verl.config.derived import Derived
 from gdpo_verl.config.wording import VERL, Wording
@@ -225,11 +225,11 @@ def schedules(node: Any, section: str) -> dict[str, Schedule]:
 def derived(node: Any, wording: Wording) -> dict[str, Derived]:
     """`algorithm.gdpo.derived`: a function for each derived component.
 
-    ``pkg://module:function``, or ``{function: pkg://module:function, range: [low, high]}`` with the
-    function's own arguments beside the two; only the first is needed.
+    Its address, ``pkg://module:function`` or ``FILE.py:function``, or ``{function: address, range:
+    [low, high]}`` with the function's own arguments beside the two; only the first is needed.
     """
     where = f"{wording.root}.gdpo.derived"
-    found = mapping(where, node, "{component: pkg://module:function}")
+    found = mapping(where, node, f"{{component: {ADDRESS}}}")
     check_names(list(found), where)
     return {name: _derived(given, f"{where}.{name}") for name, given in found.items()}
 
@@ -237,8 +237,8 @@ def derived(node: Any, wording: Wording) -> dict[str, Derived]:
 def _derived(given: Any, where: str) -> Derived:
     options = dict(given) if isinstance(given, Mapping) else {"function": given}
     address = options.pop("function", None)
-    fits = isinstance(address, str) and address.startswith(OWN) and ":" in address[len(OWN) :]
-    _expect(fits, where, "pkg://module:function, or it as {function: …, argument: …}", given)
+    fits = is_address(address) and ":" in address.removeprefix(PACKAGE)
+    _expect(fits, where, f"{ADDRESS}, or it as {{function: …, argument: …}}", given)
     ends = options.pop("range", None)
     if ends is None:
         return Derived(where, address, options)
@@ -319,7 +319,7 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
     name = node.get("variant", "gdpo")
     # A user's function is imported by `GdpoConfig.chosen_variant`: reading settings runs nobody's
     # code.
-    own = isinstance(name, str) and name.startswith(OWN)
+    own = is_address(name)
     chosen = own_name(name) if own else find_variant(name, f"{where}.variant").name
     known = [*SECTION, *(name for name in VARIANTS if name != "gdpo")]
     if own:

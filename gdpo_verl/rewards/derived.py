@@ -10,6 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage.conditions import reaches
+
 
 def relative_length(
     rewards: Sequence[Mapping[str, Any]],
@@ -27,14 +32,13 @@ def relative_length(
       rewards: of one group, what the reward returned for each response.
       lengths: in tokens.
       outcome: the component that says whether a response passes.
-      at_least: its value from which it does.
+      at_least: its value from which it does, compared as a condition compares it (`reaches`).
 
     >>> right = [{"correctness": each} for each in (1, 1, 0, 1)]
     >>> relative_length(right, [10, 30, 5, 15], outcome="correctness")
     [1.0, 0.0, None, 0.75]
     """
-    outcomes = [_value(info, outcome) for info in rewards]
-    passing = [value is not None and value >= at_least for value in outcomes]
+    passing = reaches(_values(rewards, outcome), at_least).tolist()
     known = [length for length, passes in zip(lengths, passing, strict=True) if passes]
     if len(known) < 2:
         return [None] * len(lengths)
@@ -63,26 +67,30 @@ def rank(
     >>> rank([{"quality": each} for each in (0.2, 0.9, 0.2, None)], [1] * 4, of="quality")
     [0.25, 1.0, 0.25, None]
     """
-    values = [_value(info, of) for info in rewards]
-    scored = [value for value in values if value is not None]
+    values = _values(rewards, of)
+    scored = values[~values.isnan()]
     others = len(scored) - 1
 
-    def place(value: float) -> float:
-        below = sum(other < value for other in scored)
-        same = sum(other == value for other in scored) - 1
+    def place(value: Tensor) -> float:
+        below = int((~reaches(scored, value)).sum())
+        above = int((~reaches(value, scored)).sum())
+        same = others - below - above
         return (below + same / 2) / others
 
-    return [None if value is None or not others else place(value) for value in values]
+    return [None if value.isnan() or not others else place(value) for value in values]
 
 
-def _value(info: Mapping[str, Any], name: str) -> float | None:
-    """A component's value, of a list by turn its sum; None where not scored."""
+def _values(rewards: Sequence[Mapping[str, Any]], name: str) -> Tensor:
+    """A component's values, of a list by turn its sum, shape (B,); NaN where not scored."""
+    values = [_value(info, name) for info in rewards]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _value(info: Mapping[str, Any], name: str) -> float:
     if name not in info:
         raise ValueError(f"expected one of {sorted(info)}, found {name!r}")
     value = info[name]
     if isinstance(value, (list, tuple)):
         turns = [float(each) for each in value if each is not None]
         value = sum(turns) if turns else None
-    if value is None or math.isnan(value):
-        return None
-    return float(value)
+    return math.nan if value is None else float(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from functools import cache
 from string import ascii_letters
@@ -20,18 +21,33 @@ REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
 INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
 
 # langdetect takes two plain English sentences of five words for another language: the language
-# that was asked for is likely, and of fewer letters than these nothing can be said.
+# that was asked for is likely. Of fewer letters than these only the script is read.
 _ASKED_LANGUAGE, _FEWEST_LETTERS = 0.95, 20
+# The scripts, by their names in Unicode, of langdetect's languages that are not written in Latin.
+_SCRIPTS = """
+ARABIC ar fa ur
+BENGALI bn
+CJK zh-cn zh-tw
+CJK HIRAGANA KATAKANA ja
+CYRILLIC bg mk ru uk
+DEVANAGARI hi mr ne
+GREEK el
+GUJARATI gu
+GURMUKHI pa
+HANGUL ko
+HEBREW he
+KANNADA kn
+MALAYALAM ml
+TAMIL ta
+TELUGU te
+THAI th
+"""
 # Address space of the worker: what NLTK imports takes 1.5 GB of it, most of it never touched.
 _MEMORY_BYTES = 4 * 2**30
 _LISTS = ("keywords", "forbidden_words")
 _QUOTES = '"'
-# What a checker reads as the prompts do not: RLVR-IFeval's ask for "* * *", and "don't" and
-# "well-known" are one word each.
-_REWRITTEN = {
-    "length_constraints:number_paragraphs": (r"\* \* \*", "***"),
-    "length_constraints:number_words": (r"(?<=\w)['’-](?=\w)", ""),
-}
+# "don't", "well-known", "1,000", "3:30" and "p.m." are one word each.
+_WITHIN_WORDS = r"(?<=\w)['’-](?=\w)|(?<=\d)[.,:/–](?=\d)|(?<=\b\w)\.(?=\w\b)"
 
 
 def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None:
@@ -46,8 +62,9 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
     if name not in registry():
         return None
     text = plain_text(text)
-    if not _has_word(text):  # signs alone are no text
-        text = ""
+    has_word = _has_word(text)  # signs alone are no text
+    if not has_word:
+        text = "Nothing."
     checker = registry()[name](name)
     try:
         given = {key: _literal(key, value) for key, value in options.items() if value is not None}
@@ -56,13 +73,13 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
         checker.build_description(**given)
         if "nth_paragraph" in given and not 0 < given["nth_paragraph"] <= given["num_paragraphs"]:
             return None
-        judge = _OWN.get(name)
-        if judge is not None:
-            return judge(options, text) and bool(text)
-        if name in _REWRITTEN:
-            expression, usual = _REWRITTEN[name]
-            text = re.sub(expression, usual, text)
-        return bool(checker.check_following(text or "Nothing.")) and bool(text)
+        if name == "length_constraints:number_words":
+            text = re.sub(_WITHIN_WORDS, "", text)
+        if name in _OWN:
+            followed = _OWN[name](options, text)
+        else:
+            followed = bool(checker.check_following(text))
+        return followed and has_word
     except RecursionError:  # brackets without an end, where JSON is asked for
         return False
     except (TypeError, ValueError, AttributeError, LookupError):  # bad arguments, no data of NLTK's
@@ -96,21 +113,30 @@ def plain_text(text: str) -> str:
 
 def reads_as(language: str, text: str) -> bool:
     """Return whether a text may be in a language, by its code in langdetect."""
-    if sum(map(str.isalpha, text)) < _FEWEST_LETTERS:
-        return True
     langdetect = import_package("langdetect")
+    letters = [letter for letter in text if letter.isalpha()]
+    if len(letters) < _FEWEST_LETTERS:
+        found = [unicodedata.name(letter, "?").split()[0] for letter in letters]
+        fitting = [script for script in found if script in _scripts(language)]
+        return 2 * len(fitting) >= len(letters)
     langdetect.detector_factory.init_factory()
     factory = langdetect.detector_factory._factory
     languages = factory.get_lang_list()
+    other = (1 - _ASKED_LANGUAGE) / (len(languages) - 1)
     detector = factory.create()
-    if language in languages:
-        other = (1 - _ASKED_LANGUAGE) / (len(languages) - 1)
-        detector.set_prior_map({**dict.fromkeys(languages, other), language: _ASKED_LANGUAGE})
+    detector.set_prior_map({**dict.fromkeys(languages, other), language: _ASKED_LANGUAGE})
     detector.append(text)
     try:
         return bool(detector.detect() == language)
-    except langdetect.LangDetectException:  # signs and digits
+    except langdetect.LangDetectException:  # addresses alone
         return True
+
+
+def _scripts(language: str) -> list[str]:
+    for line in _SCRIPTS.splitlines():
+        if language in line.split():
+            return line.split()
+    return ["LATIN"]
 
 
 def _literal(key: str, value: Any) -> Any:
@@ -156,11 +182,20 @@ def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:
-    # "Section 1"; or RLVR-IFeval's "Section: X", where X may be anything. As many as asked for.
+    # RLVR-IFeval's "Section: X", where X may be anything; or "Section 1", which may be mentioned
+    # again. As many as were asked for.
     marker = options["section_spliter"].strip()
-    number = "" if marker.endswith(":") else r"\s?\d"
-    found = re.findall(rf"(?<!\w){re.escape(marker)}{number}", text)
-    return bool(len(found) == options["num_sections"])
+    number = "" if marker.endswith(":") else r"\s?(\d+)"
+    heads = re.findall(rf"(?<!\w){re.escape(marker)}{number}", text)
+    sections = set(heads) if number else heads
+    return len(sections) == options["num_sections"]
+
+
+def _has_paragraphs(options: Mapping[str, Any], text: str) -> bool:
+    # Between them stands *** or a line * * *; ***bold*** is no divider.
+    dividers = r"(?m)(?<![\w*])\*\*\*(?!\S)|^[^\S\n]*\* \* \*[^\S\n]*$"
+    paragraphs = re.split(dividers, text)
+    return sum(map(_has_word, paragraphs)) == options["num_paragraphs"]
 
 
 def _has_word(text: str) -> bool:
@@ -185,6 +220,7 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
     ),
     "detectable_content:postscript": _has_postscript,
     "detectable_format:multiple_sections": _has_sections,
+    "length_constraints:number_paragraphs": _has_paragraphs,
 }
 
 

@@ -25,17 +25,15 @@ from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards.instruction_checkers import REQUIREMENTS
 
 DATA_SOURCE = "instructions"
-# fmt: off
-TOPICS = (
-    "the sea", "bicycles", "bread", "winter", "honey bees", "the moon", "trains", "gardens",
-    "coffee", "mountains", "music", "chess", "rivers", "libraries", "volcanoes", "dogs", "cats",
-    "the human heart", "bridges", "rain", "cheese", "paper", "clocks", "forests", "whales",
-    "football", "painting", "salt", "deserts", "computers", "kites", "mushrooms", "the sun",
-    "glass", "tea", "horses", "islands", "money", "dreams", "schools", "ants", "wind", "maps",
-    "apples", "electricity", "castles", "snow", "languages", "swimming", "the stars", "soap",
-    "owls", "potatoes", "windmills", "markets", "shoes", "lighthouses", "gold", "theatre",
-)
-# fmt: on
+_TOPICS = """
+the sea, bicycles, bread, winter, honey bees, the moon, trains, gardens, coffee, mountains,
+music, chess, rivers, libraries, volcanoes, dogs, cats, the human heart, bridges, rain, cheese,
+paper, clocks, forests, whales, football, painting, salt, deserts, computers, kites, mushrooms,
+the sun, glass, tea, horses, islands, money, dreams, schools, ants, wind, maps, apples,
+electricity, castles, snow, languages, swimming, the stars, soap, owls, potatoes, windmills,
+markets, shoes, lighthouses, gold, theatre
+"""
+TOPICS = tuple(topic.strip() for topic in _TOPICS.split(","))
 # Whole words for the checker, which finds them inside others too: rare ones there.
 KEYWORDS = ("people", "water", "world", "because", "often", "small", "years", "always", "together")
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")

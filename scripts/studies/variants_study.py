@@ -1,6 +1,6 @@
 """When does an estimator help? Tabular policies under all of them, with the same draws for each.
 
-    python scripts/studies/variants_study.py          # about 20 minutes on two cores
+    python scripts/studies/variants_study.py          # one to two hours on two cores
     python scripts/studies/variants_study.py --page   # the table of the committed numbers
 
 The policy gradient and its notation are those of gdpo_verl.lab.explain.toy: bits, each 1 with
@@ -25,7 +25,7 @@ from gdpo_verl.advantage import apply_conditions, decompose, find_variant
 from gdpo_verl.lab.explain import toy
 
 PROMPTS = 4
-SEEDS = 20
+SEEDS = 100
 STEPS = 150
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,20 @@ def test_a_name_that_the_reward_returns_is_refused() -> None:
         advantages({"right": LENGTH})
 
 
+def test_a_function_of_a_file_in_the_working_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = "def shorter(rewards, lengths):\n    return [-float(length) for length in lengths]\n"
+    Path("rewards.py").write_text(function)
+    packaged = {"x": {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "right"}}
+    here = advantages({"x": "rewards.py:shorter"})
+    assert here == advantages({"x": {"function": f"{tmp_path}/rewards.py:shorter"}})
+    assert here != advantages(packaged)
+    with pytest.raises(ValueError, match=r"derived\.x: .*FileNotFoundError.*working directory"):
+        advantages({"x": "reward.py:shorter"})
+
+
 def test_relative_length_is_of_those_that_pass() -> None:
     def of(right: list[Any], lengths: list[int], **settings: Any) -> Any:
         rewards = [{"right": value} for value in right]
@@ -138,3 +153,13 @@ def test_rank_is_the_share_of_the_siblings_that_are_surpassed() -> None:
     assert of([2, 2, 2]) == [0.5, 0.5, 0.5]
     assert of([1, None]) == [None, None]
     assert of([[1, 1], [None, 3], []]) == [0.0, 1.0, None]
+
+
+@pytest.mark.parametrize("turns", range(1, 60))
+def test_turns_that_add_up_to_one_are_one(turns: int) -> None:
+    rewards = [{"done": [1 / turns] * turns}, {"done": [0.5, 0.5]}, {"done": []}]
+    assert relative_length(rewards, [30, 20, 10], outcome="done") == [0.0, 1.0, None]
+    assert rank(rewards, [1] * 3, of="done") == [0.5, 0.5, None]
+    almost = [{"done": [0.9999]}, *rewards[:2]]
+    assert relative_length(almost, [10, 30, 20], outcome="done") == [None, 0.0, 1.0]
+    assert rank(almost, [1] * 3, of="done") == [0.0, 0.75, 0.75]

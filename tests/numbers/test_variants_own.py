@@ -33,6 +33,19 @@ def test_the_page_s_ten_lines_are_a_variant(my_module: Path) -> None:
     validate_variant(find_variant(address), "algorithm.gdpo.variant", weights=[1.0, 0.5])
 
 
+@pytest.mark.parametrize("folder", ["", "./", "{}/"])
+def test_a_file_in_the_working_directory_or_elsewhere_has_a_variant(
+    folder: str, my_module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(my_module.parent)
+    address = f"{folder.format(my_module.parent)}my_module.py:my_variant"
+    variant = find_variant(address)
+    assert variant.name == "my_variant"
+    assert variant.defaults == {"more": 1.0}
+    validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 0.5])
+    assert "my_module" not in sys.modules
+
+
 BROKEN = """
 import torch
 
@@ -53,6 +66,32 @@ def raises(d):
 
 def divides(d):
     return d.combined / (6 // int(d.token_counts.min()))
+
+def doubles_terms(d):
+    d.terms[:, 0] *= 2
+    return d.terms.sum(dim=1)
+
+def fills_unscored(d):
+    return torch.nan_to_num_(d.normalized).sum(dim=1)
+
+def shifts_rewards(d):
+    d.rewards.sub_(1.0)
+    return d.combined
+
+def scales_weights(d):
+    d.weights.div_(2.0)
+    return d.combined
+
+def clamps_std(d):
+    d.spread.std.clamp_(min=0.1)
+    return d.combined
+
+def writes_with_numpy(d):
+    d.terms.numpy()[0] = 7.0
+    return d.combined
+
+def works_on_a_copy(d):
+    return d.terms.clone().mul_(2.0).sum(dim=1)
 """
 
 
@@ -65,6 +104,12 @@ def divides(d):
         ("no_tensor", r"one number a response, found float"),
         ("raises", "AttributeError: .*'term'"),
         ("divides", "ZeroDivisionError"),  # by the tokens of an empty response
+        ("doubles_terms", r"modifies terms .*, terms\.clone\(\)"),
+        ("fills_unscored", "modifies normalized"),
+        ("shifts_rewards", "modifies rewards"),
+        ("scales_weights", "modifies weights"),
+        ("clamps_std", "modifies spread.std"),
+        ("writes_with_numpy", "modifies terms"),
     ],
 )
 def test_a_broken_function_is_refused_with_the_key(
@@ -76,17 +121,29 @@ def test_a_broken_function_is_refused_with_the_key(
         validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
 
 
+def test_a_function_may_modify_a_copy(my_module: Path) -> None:
+    my_module.write_text(BROKEN)
+    variant = find_variant("pkg://my_module:works_on_a_copy")
+    validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [
         ("pkg://my_module", "expected pkg://module:function"),
-        ("pkg://my_module:nothing", "cannot load 'nothing' of the module 'my_module'"),
+        ("pkg://my_module:nothing", "cannot load 'nothing' from 'my_module': .*PYTHONPATH"),
         ("pkg://no_such_module:f", "cannot load 'f' .* ModuleNotFoundError"),
         ("pkg://my_module:torch", "is module, not a function"),
+        ("no_such_file.py:f", "cannot load 'f' .* FileNotFoundError: .* in the working directory"),
+        ("my_module.py:nothing", "cannot load 'nothing' from 'my_module.py'"),
+        ("my_module.py:", "expected pkg://module:function or FILE.py:function"),
+        ("my_module.py", "expected one of .* or FILE.py:function"),
+        ("my_module:my_variant", "expected one of .* or FILE.py:function"),
     ],
 )
 def test_an_address_without_a_function_is_refused(
-    address: str, message: str, my_module: Path
+    address: str, message: str, my_module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(my_module.parent)
     with pytest.raises(ValueError, match=f"^algorithm.gdpo.variant: .*{message}"):
         find_variant(address, "algorithm.gdpo.variant")

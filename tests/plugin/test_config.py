@@ -186,7 +186,7 @@ DOWN = "{length: &down {from: 1.0, to: 0.0, steps: 5}, correctness: *down}"
 OF_LENGTH = "gdpo.schedule.length"
 OTHERS = r": a setting of the variant 'dara', but algorithm\.gdpo\.variant is 'gd2po'"
 UNKNOWN = r"\.zzz: unknown key; known are \['variant', 'whiten', .* names of variants.$"
-MODULE = r"\.x: expected pkg://module:function, or it as \{function"
+MODULE = r"\.x: expected pkg://module:function or FILE\.py:function, or it as \{function"
 RANK = "pkg://gdpo_verl.rewards.derived:rank"
 NEGATIVE = "{length: -0.5}"
 # A key, what it may not be, and how the message goes on behind the key.

@@ -7,9 +7,9 @@ optimiser would find, hostile texts, the clock and the rows.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from gdpo_verl.recipes.instructions import rows as instructions
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated
 from gdpo_verl.rewards import instructions as rewards
+from gdpo_verl.rewards import own_words
+from gdpo_verl.rewards.own_words import has_own_words
 from gdpo_verl.rewards.parse_error import ParseError
 
 SEA = "The ocean covers most of the planet. Fish and whales live in it; ships cross it every day."
@@ -51,36 +53,29 @@ def test_the_learned_reward_likes_the_topic(text: str, low: float, high: float) 
     assert low <= judge(text)["relevance"] <= high
 
 
-# Nothing of one's own: gibberish beside the topic, function words, its forms and misspellings.
-_FUNCTION_WORDS = "it is not that we do have been when they and"
-_ENDS = ("s", "y", "ed", "ing", "er", "less", "like", "ful", "est", "ish", "ness", "ly", "able")
-_STARTS = ("super", "mega", "ultra", "non", "pre", "anti", "sub", "over", "micro", "multi", "post")
-PLEASING: dict[str, Callable[[str], str]] = {
-    "repeated": lambda topic: f"{topic} " * 12,
-    "gibberish": lambda topic: " ".join(f"t{number}" for number in range(1, 11)),
-    "topic and gibberish": lambda topic: f"{topic} {topic} " + PLEASING["gibberish"](topic),
-    "topic and function words": lambda topic: f"{topic} {topic} {_FUNCTION_WORDS}",
-    "its forms": lambda topic: " ".join([topic, *(topic.split()[-1] + end for end in _ENDS)]),
-    "misspelt": lambda topic: " ".join(
-        [topic[:place] + topic[place] + topic[place:] for place in range(len(topic))]
-        + [_FUNCTION_WORDS]
-    ),
-    "numbered": lambda topic: " ".join(f"{topic}{number}" for number in range(12)),
-    "with prefixes": lambda topic: " ".join(start + topic.split()[-1] for start in _STARTS),
-    "joined": lambda topic: " ".join(f"{topic}-{word}" for word in _FUNCTION_WORDS.split()),
-    "a sentence again and again": lambda topic: SEA * 5,
-    "again and again before a text": lambda topic: f"{topic} " * 6 + SEA,
-}
+# Repeats, lists, letters, made-up words and echoes of the prompt; TOPIC stands for the topic.
+GIBBERISH = (Path(__file__).parent / "gibberish.txt").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("family", PLEASING)
-def test_no_topic_is_pleased_without_a_text_about_it(family: str) -> None:
-    paid = [
-        topic
-        for topic in instructions.TOPICS
-        if judge(PLEASING[family](topic), topic=topic)["own_words"]
-    ]
+@pytest.mark.parametrize("text", GIBBERISH)
+def test_gibberish_has_no_own_words(text: str) -> None:
+    topics = instructions.TOPICS[::6]
+    paid = [topic for topic in topics if has_own_words(topic, text.replace("TOPIC", topic))]
     assert not paid
+
+
+def test_lists_of_related_words_are_no_text() -> None:
+    embeddings = own_words._embeddings()
+    # A piece that begins a word begins with this sign.
+    pieces = [piece for piece in embeddings.tokenizer.get_vocab() if piece[0] == "▁"]
+    words = [piece[1:] for piece in pieces if re.fullmatch("[a-z]{3,}", piece[1:])]
+    vectors = embeddings.embed(words, norm=True)
+    for topic in instructions.TOPICS[::6]:
+        cosines = vectors @ embeddings.embed(topic, norm=True)[0]
+        nearest = [words[place] for place in (-cosines).argsort()]
+        assert not has_own_words(topic, " ".join(nearest[:30]))
+        assert not has_own_words(topic, " ".join(nearest[30:60]))
+        assert not has_own_words(topic, " the ".join(nearest[:30]))
 
 
 @pytest.mark.parametrize("text", [SEA, ""])
@@ -128,7 +123,9 @@ def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch: pytest.MonkeyP
     assert found["length"] == 0.0
 
 
-@pytest.mark.parametrize("unit", ["[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n"])
+@pytest.mark.parametrize(
+    "unit", ["[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n", "* * * ", "1."]
+)
 def test_checkers_take_linear_time(unit: str) -> None:
     text = f"a{(unit * 100_000)[:100_000]}x"
     start = time.process_time()
@@ -139,6 +136,8 @@ def test_checkers_take_linear_time(unit: str) -> None:
         "detectable_format:number_bullet_lists": {"num_bullets": 1},
         "detectable_format:number_highlighted_sections": {"num_highlights": 10**6},
         "detectable_format:title": {},
+        "length_constraints:number_paragraphs": {"num_paragraphs": 1},
+        "length_constraints:number_words": {"num_words": 1, "relation": "at least"},
     }.items():
         assert rewards.is_followed(name, options, text) is not None
     assert time.process_time() - start < 2
@@ -264,4 +263,4 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         rewards.registry()
     monkeypatch.setitem(sys.modules, "wordllama", None)
     with pytest.raises(ModuleNotFoundError, match="pip install if-verifiable=="):
-        rewards._embeddings.__wrapped__()
+        own_words._embeddings.__wrapped__()
