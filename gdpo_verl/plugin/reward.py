@@ -11,11 +11,9 @@ import json
 import logging
 import math
 import reprlib
-import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,12 @@ import torch
 from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import RESERVED
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration, unnamed_arguments
+from gdpo_verl.plugin.reward_function import (
+    MANAGER_NAME,
+    in_configuration,
+    unnamed_arguments,
+    user_place,
+)
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -33,11 +36,6 @@ logger = logging.getLogger(__name__)
 SCORE_TOLERANCE = 1e-4
 # Training rows whose prompts are measured.
 MEASURED = 32
-# Files that are not the user's in a traceback.
-LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(__file__).parents[1] / room) for room in ("plugin", "lab")),
-)
 
 
 @random_state_kept()
@@ -159,9 +157,8 @@ def raised(error: BaseException) -> str:
             "returned a dict without 'score'. Return the sum of the components as 'score', or "
             f"declare them and set reward.reward_manager.name={MANAGER_NAME}, which computes it"
         )
-    # The last of them may lie in a library that the user's code has called.
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
-    return f"raised {line} ({own[-1].filename}:{own[-1].lineno})"
+    place = user_place(error) or f"{frames[-1].filename}:{frames[-1].lineno}"
+    return f"raised {line} ({place})"
 
 
 def score_problem(score: Any) -> str:

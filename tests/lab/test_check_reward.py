@@ -295,6 +295,7 @@ def test_a_template_that_opens_the_thought_is_named(check):
 
 REFUSED = {
     "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
+    "--function env.py": "'env.py': KeyError: 'NO_SUCH_KEY' (",
     "--function exits.py": "reward: loading it ended its process with status 3",
     "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
     "--data no_prompt.parquet": "verl's data set reads a column 'prompt', found only",
@@ -309,6 +310,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED)
 def test_what_cannot_be_checked_is_refused(check, options):
+    Path("env.py").write_text("import os\nos.environ['NO_SUCH_KEY']\n")
     Path("exits.py").write_text("import os\nos._exit(3)\n")
     write_data("no_prompt.parquet", drop="prompt")
     write_data("no_source.parquet", drop="data_source")

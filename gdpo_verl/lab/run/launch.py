@@ -26,7 +26,7 @@ from gdpo_verl.cpu import settings as cpu_settings
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
-from gdpo_verl.lab.run.progress import follow
+from gdpo_verl.lab.run.progress import RAY_STARTED, follow
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.metrics import (
     only_validation,
@@ -48,6 +48,8 @@ _OUR_FILES = (
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path",
 )
+# The beginning of a failure that another start would repeat.
+_REJECTED = "the run was rejected before Ray started: "
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
@@ -115,7 +117,9 @@ def train(
             reached = max(_last_step(run), start)
             # One start that gets no further may be bad luck; a second would fail for ever.
             advanced = reached > max(furthest, start)
-            if not left or (stalled and not advanced):
+            if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
+                if not reached:
+                    _forget_start(run)
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
             furthest = max(furthest, reached)
             stalled = not advanced
@@ -218,10 +222,13 @@ def _run(
 def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
+    reason = _reason(log)
+    if status > 0 and reason.startswith("ValueError: ") and not RAY_STARTED.search(log):
+        return _REJECTED + reason
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
     text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
-        text += f": {_reason(log)}"  # an engine that was not killed has printed its error
+        text += f": {reason}"  # an engine that was not killed has printed its error
     remedy = memory.remedy_for(deaths.plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
@@ -237,6 +244,14 @@ def _resume_step(recipe: str, run: Path) -> int:
     return step
 
 
+def _forget_start(run: Path) -> None:
+    """Let the next start have other settings, if the run has taken no step."""
+    saved = checkpoints.directory_of(run)
+    if not (run / layout.ROLLOUTS).exists() and not (saved and saved.exists()):
+        for name in (layout.LAUNCH, layout.CONFIG):
+            (run / name).unlink(missing_ok=True)
+
+
 def _last_step(run: Path) -> int:
     """The last step that was trained since the metrics were set aside."""
     metrics = run / layout.METRICS
@@ -246,13 +261,15 @@ def _last_step(run: Path) -> int:
 
 
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
+    log = f"Its log: {run / layout.LOG}"
+    if failure.startswith(_REJECTED):
+        return f"{recipe}: {failure}\nCorrect this, and give the same command again.\n{log}"
     saved = checkpoints.directory_of(run)
     goes_on = "starts from the beginning, no checkpoint was finished"
     step = checkpoints.last_complete(saved)[0] if saved else 0
     if step:
         goes_on = f"goes on from step {step}, the last whole checkpoint"
     option = f"retried {retried} times" if retried else "--retries N does so by itself"
-    log = f"Its log: {run / layout.LOG}"
     return f"{recipe}: {failure}\nThe same command {goes_on}; {option}.\n{log}"
 
 
