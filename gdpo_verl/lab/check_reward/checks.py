@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gdpo_verl.config.components import Component
+from gdpo_verl.config.settings import penalty_with_condition
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.lab.check_reward.worker import RewardResult
 from gdpo_verl.lab.text import seconds_text
@@ -274,17 +275,31 @@ def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) 
     ]
 
 
-def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
-    """Note conditions on a reward that can be negative: where they fail, it counts as 0."""
+def failing_pays(
+    readable: Sequence[ScoredAnswer], batch: RewardBatch, declared: Sequence[Component]
+) -> Iterator[Finding]:
+    """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
+
+    It is a note where the reward may exceed 0.
+    """
     objective = batch.rows.objective
+    highest = {each.name: each.high for each in declared if each.high is not None}
+    highest |= {name: high for name, (_, high) in objective.ranges.items()}
     for name, condition in objective.config.conditions.items():
-        # Made-up answers seldom reach the lowest value; a declaration tells it.
-        least = float(batch.raw[:, objective.keys.index(name)].nan_to_num(math.inf).min())
+        key = f"algorithm.gdpo.conditions.{name}"
+        column = batch.raw[:, objective.keys.index(name)]
+        # Made-up answers seldom reach the lowest and the highest value; a declaration tells them.
+        least = float(column.nan_to_num(math.inf).min())
         least = min(least, objective.ranges.get(name, (0.0, 0.0))[0])
-        if least < 0:
+        most = highest.get(name)
+        if most is None:
+            most = math.inf if readable[0].answer.made_up else float(column.nan_to_num(least).max())
+        if most <= 0:
+            yield PROBLEM, penalty_with_condition(key, condition["on"])
+        elif least < 0:
             yield (
                 NOTE,
-                f"algorithm.gdpo.conditions.{name}: {name!r} goes down to {least:g} and counts as "
+                f"{key}: {name!r} goes down to {least:g} and counts as "
                 f"0 where {condition['on']!r} fails, so that failing pays more than a low "
                 f"{name!r}. Return it from 0 upwards",
             )

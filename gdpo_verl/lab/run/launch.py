@@ -222,10 +222,10 @@ def _run(
 def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
-    reason = _reason(log)
-    if status > 0 and reason.startswith("ValueError: ") and not RAY_STARTED.search(log):
-        return _REJECTED + reason
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
+    reason = _reason(log)
+    if not death and reason.startswith("ValueError: ") and not RAY_STARTED.search(log):
+        return _REJECTED + reason
     text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
         text += f": {reason}"  # an engine that was not killed has printed its error
