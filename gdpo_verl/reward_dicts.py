@@ -371,6 +371,15 @@ def check_unscored(infos: Sequence[Mapping[str, Any]], raw: Tensor, objective: O
             )
 
 
+def expected_dict(value: Any) -> str:
+    """Say that the reward function returned this value, and what it has to return instead."""
+    return (
+        f"expected compute_score to return a dict with 'score' and the components, found {value!r}."
+        " Return {'score': …, 'correctness': …} and declare the components "
+        "(gdpo_verl.rewards.declares), or name them in algorithm.gdpo_reward_keys"
+    )
+
+
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:
     wording = objective.config.wording
     if key not in info:
@@ -380,6 +389,11 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             raise ValueError(
                 f"{wording.rewards}: expected a dict of components as {NESTED!r} for row {row}, "
                 f"found {info[NESTED]!r}"
+            )
+        if wording is VERL and set(info) == {"acc"}:  # verl's name of what is no dict
+            raise ValueError(
+                f"reward.custom_reward_function: row {row}: {expected_dict(info['acc'])}. To find "
+                "such responses before a training, run `gdpo-verl check-reward`."
             )
         remedy = wording.absent if info or wording is not VERL else _NO_REWARD
         raise ValueError(

@@ -28,6 +28,7 @@ from gdpo_verl.plugin.reward_function import (
     unnamed_arguments,
     user_place,
 )
+from gdpo_verl.reward_dicts import expected_dict
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -214,11 +215,7 @@ def not_a_dict(info: Mapping[str, Any], settings: GdpoConfig) -> str:
     """Complain of a bare number, which verl keeps as 'acc'; '' for a dict, or where it is named."""
     if set(info) != {"acc"} or "acc" in (settings.reward_keys or ()):
         return ""
-    return (
-        "expected compute_score to return a dict with 'score' and the components, found "
-        f"{info['acc']!r}. Return {{'score': …, 'correctness': …}} and declare the components "
-        "(gdpo_verl.rewards.declares), or name them in algorithm.gdpo_reward_keys"
-    )
+    return expected_dict(info["acc"])
 
 
 def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
