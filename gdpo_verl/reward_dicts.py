@@ -32,6 +32,10 @@ NESTED = "reward_components"
 _NO_COMPONENTS = (*RESERVED, "parse_error", NESTED)
 # In a smaller batch a component's `most_unscored` is a share of this many responses.
 FEWEST_RESPONSES = 20
+TURNS_OF_ANSWER = (
+    "Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2, where "
+    "verl counts the question and the results of tools as turns, too."
+)
 _NO_REWARD = (
     "An agent loop that sets reward_score itself must put the components into "
     "extra_fields['reward_extra_info']."
@@ -281,10 +285,7 @@ def turn_lists(
 def _turns_of(
     info: Mapping[str, Any], key: str, objective: Objective, row: str
 ) -> list[float] | None:
-    value = info.get(key)
-    beside = info.get(f"{key}{BY_TURN}")
-    if beside is not None:  # where verl averages what a reward returns
-        value = json.loads(beside) if isinstance(beside, str) else beside
+    value = listed_turns(info, key)
     if value is None:
         return None
     if not is_list(value):
@@ -294,6 +295,14 @@ def _turns_of(
             f"{value!r} for row {row}"
         )
     return [_number(each, key, objective, row) for each in value]
+
+
+def listed_turns(info: Mapping[str, Any], key: str) -> Any:
+    """The value of a component by turn, of which `with_sums` may have put the list beside."""
+    beside = info.get(f"{key}{BY_TURN}")
+    if beside is None:
+        return info.get(key)
+    return json.loads(beside) if isinstance(beside, str) else beside
 
 
 def is_list(value: Any) -> bool:
@@ -340,6 +349,7 @@ def decompose_by_turn(
     Raises:
       ValueError: a list of another length than the turns; names key, row and both numbers.
     """
+    in_verl = f" {TURNS_OF_ANSWER}" if objective.config.wording is VERL else ""
     to_go_is_credited = objective.config.credit == "to_go"
     credit = torch.full((len(turns.tokens), len(objective.keys)), math.nan, dtype=torch.float64)
     for key, column in lists.items():
@@ -350,6 +360,7 @@ def decompose_by_turn(
                     f"{objective.config.wording.rewards}: expected a number for each of the "
                     f"{count} turns of row {row} for {key!r}, found {len(own)}. A turn is a run "
                     "of the model's own tokens, between two texts that others put in."
+                    f"{in_verl}"
                 )
             earned = own or [math.nan] * count
             values += to_go(earned) if to_go_is_credited else earned

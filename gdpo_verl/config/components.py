@@ -69,7 +69,8 @@ def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Calla
 
     Args:
       by_turn: the names of the components that are a list, one number for each turn of the model's;
-        those that are not among `components` come after them.
+        those that are not among `components` come after them. In verl the model's turns are
+        `extra_info["num_turns"] // 2`, for verl counts the question and the tools' results, too.
     """
     if isinstance(by_turn, str):  # else its letters would be names
         by_turn = (by_turn,)

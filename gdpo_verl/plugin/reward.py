@@ -118,16 +118,20 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
     return score, dict(result.get("reward_extra_info") or {})
 
 
-def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> Any:
+def single_row_batch(
+    prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any], turns: int = 1
+) -> Any:
     """Make the `DataProto` in which an agent loop hands one answer to a reward manager.
 
     Args:
       prompt, response: in tokens.
       row: of the data; the manager gets a copy, since it may write into the columns, without
         verl's `dummy_tensor`.
+      turns: of the model's in the answer; a tool without a result stands between two of them.
     """
     from verl import DataProto
 
+    tool_fields = {"turn_scores": [], "tool_rewards": [0.0] * (turns - 1)}
     tensors = {
         "prompts": torch.tensor([list(prompt)]),
         "responses": torch.tensor([list(response)]),
@@ -137,8 +141,8 @@ def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mappin
     tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
     columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
     columns = copy.deepcopy(columns) | {
-        "__num_turns__": 2,
-        "tool_extra_fields": {},
+        "__num_turns__": 2 * turns,  # with the question and what the tools told
+        "tool_extra_fields": tool_fields if turns > 1 else {},
         "prompt_len": len(prompt),
         "response_len": len(response),
     }

@@ -94,6 +94,11 @@ def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs
     result = score_of(solution_str, ground_truth)
     return result["right"] if data_source == "number" else result
 
+@declares("right", by_turn=("steps",))
+def one_step(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = float(solution_str == ground_truth)
+    return {"score": right + 1, "right": right, "steps": [1]}
+
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     tokens = extra_info["response_length"]
@@ -249,6 +254,8 @@ BROKEN = {
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
     "wrapped": "it returned a coroutine: verl awaits only",
+    "one_step": "row 0 (of 3 turns): 'steps' holds 1 numbers, and the model's turns in this answer "
+    "are 3. Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2",
 }
 
 

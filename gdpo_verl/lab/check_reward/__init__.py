@@ -18,7 +18,13 @@ import torch
 from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.lab.check_reward.answers import CheckedAnswer, from_file, ground_truth, made_up
+from gdpo_verl.lab.check_reward.answers import (
+    CheckedAnswer,
+    from_file,
+    ground_truth,
+    made_up,
+    of_several_turns,
+)
 from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswer, complaints
 from gdpo_verl.lab.check_reward.report import measure
 from gdpo_verl.lab.check_reward.sampling import sample
@@ -123,11 +129,16 @@ def check(
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
         held_out = made_up(others, inside_thought=bool(opening))
+        several_turns = of_several_turns(columns)
         # The validation's last: where one of them hangs, all of the training's are scored.
-        scored = score_twice(config, {**columns, **others}, [*chosen, *held_out], timeout)
+        answers_to_score = [*chosen, *held_out, several_turns]
+        scored = score_twice(config, {**columns, **others}, answers_to_score, timeout)
     report = measure(config, chosen, scored, step_seconds)
+    further = [*map(ScoredAnswer, [*held_out, several_turns], scored.results[len(chosen) :])]
     # In a validation nobody reads the components: a number will do.
-    found = complaints([*map(ScoredAnswer, held_out, scored.results[len(chosen) :])])
+    found = [*complaints(further[: len(held_out)])]
+    if any(component.by_turn for component in scored.declared):
+        found += complaints(further[len(held_out) :], scored.declared)
     report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes

@@ -18,7 +18,7 @@ from gdpo_verl.lab.text import seconds_text
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
-from gdpo_verl.reward_dicts import unnested
+from gdpo_verl.reward_dicts import TURNS_OF_ANSWER, is_list, listed_turns, unnested
 from gdpo_verl.rewards.parse_error import ParseError
 
 STEP_SECONDS = 60.0
@@ -106,6 +106,7 @@ def complaints(
         (PROBLEM, dicts, lambda each: score_problem(each.result.score)),
         (PROBLEM, refused.values(), lambda _: unreadable),
         (PROBLEM, dicts, lambda each: _out_of_range(each, declared)),
+        (PROBLEM, dicts, lambda each: _not_a_number_a_turn(each, declared)),
         (PROBLEM, dicts, not_the_sum),
         (PROBLEM, finished, _not_repeated),
         (
@@ -145,6 +146,22 @@ def _out_of_range(each: ScoredAnswer, declared: Sequence[Component]) -> str:
         if value < low or value > high:
             found.append(f"{component.name!r} is {value:g}, declared as {low:g} to {high:g}")
     return "; ".join(found)
+
+
+def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> str:
+    """Complain of a list by turn of another length than the answer's turns."""
+    if not each.answer.made_up:  # the turns of other answers are not known
+        return ""
+    turns = each.answer.turns
+    info = unnested(each.result.info)
+    for component in declared:
+        value = listed_turns(info, component.name) if component.by_turn else None
+        if is_list(value) and len(value) != turns:
+            return (
+                f"{component.name!r} holds {len(value)} numbers, and the model's turns in this "
+                f"answer are {turns}. {TURNS_OF_ANSWER}"
+            )
+    return ""
 
 
 def not_the_sum(each: ScoredAnswer) -> str:
