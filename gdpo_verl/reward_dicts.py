@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,7 +56,7 @@ class RewardErrors(RuntimeError):
 
 
 def advantages_of(
-    rewards: Sequence[Mapping[str, Any]],
+    rewards: Iterable[Mapping[str, Any]],
     groups: Sequence[Hashable],
     token_counts: Sequence[int | Sequence[int]] | None = None,
     *,
@@ -99,15 +100,19 @@ def advantages_of(
         wrong, with its key; or no two responses share a prompt.
       RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
-    if not len(rewards):
+    if not isinstance(rewards, Iterable):
+        raise ValueError(f"rewards: expected a list of dicts, found {rewards!r}")
+    rewards = list(rewards)
+    if not rewards:
         return []
+    components = as_components(components)
     rows = [str(row) for row in range(len(rewards))]
     infos = _flat(rewards)
     objective = _objective_of(rewards, infos, config, components)
-    if objective.config.schedule and (step is None or step < 1):
+    if objective.config.schedule and not _is_step(step):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
-            f"found {step}"
+            f"found {step!r}"
         )
     raw = read_components(infos, objective, rows)
     numbered = factorize_groups(groups, raw, "groups")
@@ -129,6 +134,14 @@ def advantages_of(
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
     return decompose_by_turn(whole, lists, objective, rows, Turns.of(by_turn)).lists
+
+
+def _is_step(value: Any) -> bool:
+    """Return whether this is the number of a training step, 1 or more."""
+    try:
+        return operator.index(value) >= 1
+    except TypeError:
+        return False
 
 
 def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:

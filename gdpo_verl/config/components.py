@@ -109,6 +109,8 @@ def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
     """
     if isinstance(entries, str):  # else its letters would be names
         entries = (entries,)
+    if not isinstance(entries, Iterable):
+        raise ValueError(f"components: expected names or Component objects, found {entries!r}")
     components = tuple(Component(entry) if isinstance(entry, str) else entry for entry in entries)
     names = [getattr(component, "name", component) for component in components]
     if not all(isinstance(component, Component) for component in components):

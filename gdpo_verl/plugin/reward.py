@@ -28,7 +28,7 @@ from gdpo_verl.plugin.reward_function import (
     unnamed_arguments,
     user_place,
 )
-from gdpo_verl.reward_dicts import expected_dict
+from gdpo_verl.reward_dicts import expected_dict, unnested
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,11 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
             "returned a coroutine: verl awaits only a function that is itself written with `async "
             "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
         )
-    return score, dict(result.get("reward_extra_info") or {})
+    info = dict(result.get("reward_extra_info") or {})
+    others = [key for key in unnested(info) if not isinstance(key, str)]
+    if others:
+        raise ValueError(f"returned a dict with the key {others[0]!r}. Let all its keys be texts")
+    return score, info
 
 
 def single_row_batch(

@@ -17,6 +17,7 @@ from waiting import wait_for
 
 from gdpo_verl.lab.check_reward.answers import from_file
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
+from gdpo_verl.lab.check_reward.worker import _Progress
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks.rows import make_row
 
@@ -65,12 +66,14 @@ def prints_and_leaves(result, answer):
 raises = on_empty(lambda: 1 / 0)
 holds_the_interpreter = on_empty(lambda: re.match("(a*)*b", "a" * 100))
 exits = on_empty(lambda: os._exit(0))
+interrupts = on_empty(lambda: os.kill(os.getppid(), signal.SIGINT) or time.sleep(1000))
 crashes = on_empty(lambda: ctypes.string_at(0))
 prints = changed(prints_and_leaves)
 by_chance = changed(lambda result, answer: one(random.random()))
 not_twice = changed(tires)
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
+numbered = changed(lambda result, answer: result | {1: 0.5})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
 wrapped = changed(lambda result, answer: asyncio.sleep(0, result))
 def nest(result, answer, **more):
@@ -253,6 +256,7 @@ BROKEN = {
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
+    "numbered": "it returned a dict with the key 1. Let all its keys be texts",
     "wrapped": "it returned a coroutine: verl awaits only",
     "one_step": "row 0 (of 3 turns): 'steps' holds 1 numbers, and the model's turns in this answer "
     "are 3. Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2",
@@ -361,12 +365,13 @@ def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(che
     [
         ({"index": 3, "answer": ""}, "line 2: expected the index of a row of data.train_files, 0 "
          "to 2, found 3"),
+        ({"index": True, "answer": ""}, "data.train_files, 0 to 2, found True"),
         ({"index": 0, "text": ""}, "found the keys ['index', 'text']"),
         (DUMPED | {"gts": "45"}, "no row of data.train_files has this line's ground truth and "),
         (DUMPED | {"input": "what is 4 + 40?"}, "no row of data.train_files has this line's "),
         ("text", "line 2: expected one JSON object, found none"),
     ],
-    ids=["no such row", "not an answer", "another truth", "another prompt", "not an object"],
+    ids=["no such row", "no row", "not an answer", "another truth", "another prompt", "no object"],
 )  # fmt: skip
 def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
     question = [{"role": "user", "content": "what is 22 + 22?"}]
@@ -427,6 +432,19 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, ex
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
     assert "note     1 answers were not scored" in shown
+
+
+def test_ctrl_c_ends_the_check_with_what_is_known(check):
+    status, shown, report = check("interrupts")
+    assert (status, scores(report)["ground truth"]) == (1, [2.0])
+    expected = "PROBLEM  Ctrl-C ended the check: 19 answers were not scored, and 8 others not a "
+    assert expected in shown
+
+
+def test_a_slow_reward_shows_its_progress(monkeypatch, capsys):
+    monkeypatch.setattr("gdpo_verl.lab.check_reward.worker.PROGRESS_SECONDS", 0.0)
+    _Progress(total=4).count()
+    assert capsys.readouterr().err.startswith("reward: 1 of 4 calls, about 0 s left. Ctrl-C ends")
 
 
 def test_a_gpu_that_the_command_has_used_is_not_handed_on(check, monkeypatch):

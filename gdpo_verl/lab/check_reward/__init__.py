@@ -214,7 +214,7 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
         raise ValueError(
             f"data.{key}: cannot read {files} (working directory {os.getcwd()}): "
             f"{type(error).__name__}: {error}. Prepare them first, for instance with `gdpo-verl "
-            "prepare toolbox`, and name them with --data."
+            f"prepare toolbox`, and name them in data.{key}."
         ) from error
     wanted = {config.data.prompt_key: "verl's data set reads"}
     if config.reward.reward_manager.source == "register":

@@ -120,12 +120,13 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
         where = f"--answers {path}, line {number}"
         if line is None:
             raise ValueError(f"{where}: expected one JSON object, found none. Mend or remove it")
-        if isinstance(line.get("answer"), str) and isinstance(line.get("index"), int):
+        if isinstance(line.get("answer"), str) and "index" in line and "output" not in line:
             row = line["index"]
-            if not 0 <= row < len(dataset):
+            # JSON's true is an int of Python's.
+            if type(row) is not int or not 0 <= row < len(dataset):
                 raise ValueError(
                     f"{where}: expected the index of a row of data.train_files, 0 to "
-                    f"{len(dataset) - 1}, found {row}"
+                    f"{len(dataset) - 1}, found {row!r}"
                 )
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:

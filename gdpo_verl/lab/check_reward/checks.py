@@ -31,8 +31,8 @@ Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
 _REAL_ANSWERS = (
-    "If no made-up answer has the form that the reward asks for, give real ones with --answers, "
-    "or sample them with --model"
+    "If no made-up answer has the form that the reward asks for, give real ones with `gdpo-verl "
+    "check-reward --answers`, or sample them with its option --model"
 )
 
 

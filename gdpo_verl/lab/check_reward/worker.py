@@ -26,6 +26,7 @@ import torch
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer
+from gdpo_verl.lab.text import duration
 from gdpo_verl.plugin.reward import (
     prompt_text,
     raised,
@@ -37,6 +38,8 @@ from gdpo_verl.sandbox import protection
 
 # Seconds for the imports of a user's module.
 LOAD_SECONDS = 300.0
+# Between two lines of progress.
+PROGRESS_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -68,12 +71,14 @@ class Scored:
     Attributes:
       again: the results of the answers when they were scored once more, by their place.
       unnamed: complaints of `reward_kwargs` that the function does not name.
+      interrupted: the user has ended the scoring with Ctrl-C.
     """
 
     declared: tuple[Component, ...]
     unnamed: Sequence[str]
     results: Sequence[RewardResult]
     again: Mapping[int, RewardResult] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 def score_twice(
@@ -84,7 +89,8 @@ def score_twice(
 ) -> Scored:
     """Score the answers, and once more in reverse order.
 
-    One that takes more than `timeout` seconds or crashes is the last.
+    One that takes more than `timeout` seconds or crashes is the last. With Ctrl-C the scoring ends,
+    and what is known by then is returned.
 
     Args:
       rows: the columns of each row that an answer refers to.
@@ -100,8 +106,11 @@ def score_twice(
             target=_serve, args=(sent.name, trace.name, config, rows, answers, timeout)
         )
         process.start()
+        interrupted = False
         try:
             process.join()
+        except KeyboardInterrupt:
+            interrupted = True
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with what the reward has started
@@ -113,17 +122,19 @@ def score_twice(
                 messages.append(pickle.load(sent))
         dump = trace.read().decode(errors="replace")
     if not messages:
+        if interrupted:
+            raise KeyboardInterrupt
         raise ValueError(f"reward: loading it {_end(process.exitcode, dump, LOAD_SECONDS)}")
     loaded, *results = messages
     if isinstance(loaded, str):
         raise ValueError(loaded)
     places = _finished_backwards(results[: len(answers)])
     # The process ended early, at the answer after the last result.
-    if len(results) < len(answers) + len(places):
+    if len(results) < len(answers) + len(places) and not interrupted:
         results.append(RewardResult(error=_end(process.exitcode, dump, timeout)))
     again = dict(zip(places, results[len(answers) :], strict=False))
     declared, unnamed = loaded
-    return Scored(declared, unnamed, results[: len(answers)], again)
+    return Scored(declared, unnamed, results[: len(answers)], again, interrupted)
 
 
 def _finished_backwards(results: Sequence[RewardResult]) -> list[int]:
@@ -184,6 +195,8 @@ def _serve(
             os._exit(1)
         results.write(pickle.dumps(loaded))
 
+        progress = _Progress(2 * len(answers))
+
         def try_answer(answer: CheckedAnswer) -> RewardResult:
             end_after(timeout)
             result = _result(config, tokenizer, manager, rows[answer.row], answer)
@@ -195,12 +208,37 @@ def _serve(
                 result = replace(result, score=None, info={}, error=text)
                 message = pickle.dumps(result)
             results.write(message)
+            progress.count()
             return result
 
         first = [try_answer(answer) for answer in answers]
         for place in _finished_backwards(first):
             try_answer(answers[place])
     os._exit(0)  # threads and processes that the reward has started would keep it waiting
+
+
+class _Progress:
+    """Writes to standard error how many answers are scored, for a reward that takes long."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.started = time.monotonic()
+        self.shown = self.started
+
+    def count(self) -> None:
+        """Count one more answer."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self.shown < PROGRESS_SECONDS:
+            return
+        self.shown = now
+        left = (now - self.started) / self.done * (self.total - self.done)
+        sys.stderr.write(
+            f"reward: {self.done} of {self.total} calls, about {duration(left)} left. Ctrl-C ends "
+            "the check with a report of these calls.\n"
+        )
+        sys.stderr.flush()
 
 
 def _result(
