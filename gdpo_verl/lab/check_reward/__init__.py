@@ -18,6 +18,7 @@ import torch
 from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
+from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import (
     CheckedAnswer,
     from_file,
@@ -29,7 +30,7 @@ from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswe
 from gdpo_verl.lab.check_reward.report import measure
 from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.lab.check_reward.worker import score_twice
+from gdpo_verl.lab.check_reward.worker import RewardResult, score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
@@ -128,18 +129,12 @@ def check(
         elif answers is None:
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
-        held_out = made_up(others, inside_thought=bool(opening))
-        several_turns = of_several_turns(columns)
-        # The validation's last: where one of them hangs, all of the training's are scored.
-        answers_to_score = [*chosen, *held_out, several_turns]
-        scored = score_twice(config, {**columns, **others}, answers_to_score, timeout)
+        further = [*made_up(others, inside_thought=bool(opening)), of_several_turns(columns)]
+        # These are the last: where one of them hangs, all of the training's are scored.
+        scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
     report = measure(config, chosen, scored, step_seconds)
-    further = [*map(ScoredAnswer, [*held_out, several_turns], scored.results[len(chosen) :])]
-    # In a validation nobody reads the components: a number will do.
-    found = [*complaints(further[: len(held_out)])]
-    if any(component.by_turn for component in scored.declared):
-        found += complaints(further[len(held_out) :], scored.declared)
-    report["problems"] += [text for kind, text in found if kind == PROBLEM]
+    results = scored.results[len(chosen) :]
+    report["problems"] += _further_problems(further, results, scored.declared)
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
         overlong = reward.overlong_prompts(config, tokenizer, dataset, columns.values())
@@ -147,6 +142,20 @@ def check(
     if opening:
         report["notes"].insert(0, _about_thought(config, prompt, opening))
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
+
+
+def _further_problems(
+    answers: Sequence[CheckedAnswer],
+    results: Sequence[RewardResult],
+    declared: Sequence[Component],
+) -> list[str]:
+    """The problems of the validation's answers, and of the one that has several turns."""
+    tried = [*map(ScoredAnswer, answers, results)]
+    # In a validation nobody reads the components: a number will do.
+    found = [*complaints([each for each in tried if each.answer.turns == 1])]
+    if any(component.by_turn for component in declared):
+        found += complaints([each for each in tried if each.answer.turns > 1], declared)
+    return [text for kind, text in found if kind == PROBLEM]
 
 
 def _check_settings(config: Any) -> None:

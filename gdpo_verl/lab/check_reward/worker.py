@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer
-from gdpo_verl.lab.text import duration
 from gdpo_verl.plugin.reward import (
     prompt_text,
     raised,
@@ -38,7 +38,7 @@ from gdpo_verl.sandbox import protection
 
 # Seconds for the imports of a user's module.
 LOAD_SECONDS = 300.0
-# Between two lines of progress.
+# A reward that takes longer than this for all answers shows its progress.
 PROGRESS_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -195,7 +195,7 @@ def _serve(
             os._exit(1)
         results.write(pickle.dumps(loaded))
 
-        progress = _Progress(2 * len(answers))
+        progress = _progress(2 * len(answers))
 
         def try_answer(answer: CheckedAnswer) -> RewardResult:
             end_after(timeout)
@@ -208,7 +208,7 @@ def _serve(
                 result = replace(result, score=None, info={}, error=text)
                 message = pickle.dumps(result)
             results.write(message)
-            progress.count()
+            progress.update()
             return result
 
         first = [try_answer(answer) for answer in answers]
@@ -217,28 +217,15 @@ def _serve(
     os._exit(0)  # threads and processes that the reward has started would keep it waiting
 
 
-class _Progress:
-    """Writes to standard error how many answers are scored, for a reward that takes long."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.done = 0
-        self.started = time.monotonic()
-        self.shown = self.started
-
-    def count(self) -> None:
-        """Count one more answer."""
-        self.done += 1
-        now = time.monotonic()
-        if now - self.shown < PROGRESS_SECONDS:
-            return
-        self.shown = now
-        left = (now - self.started) / self.done * (self.total - self.done)
-        sys.stderr.write(
-            f"reward: {self.done} of {self.total} calls, about {duration(left)} left. Ctrl-C ends "
-            "the check with a report of these calls.\n"
-        )
-        sys.stderr.flush()
+def _progress(total: int) -> Any:
+    """A bar on standard error, if the calls take long."""
+    tqdm.monitor_interval = 0  # no thread beside the reward
+    return tqdm(
+        total=total,
+        desc="calls of the reward (Ctrl-C ends them with a report)",
+        delay=PROGRESS_SECONDS,
+        mininterval=PROGRESS_SECONDS,
+    )
 
 
 def _result(

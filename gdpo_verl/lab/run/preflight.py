@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import reprlib
 from typing import Any
@@ -95,9 +94,13 @@ def _has_rows(path: str) -> bool:
 
 def _check_prompt(file: str, column: str, key: str, path: str) -> None:
     """Refuse a file whose first prompt is no list of messages, which verl's data set reads."""
+    import pyarrow.dataset
+
+    kind = "parquet" if file.endswith(".parquet") else "json"
     try:
-        prompt = _first_row(file, column)[column]
-    except (OSError, ValueError, LookupError, TypeError):  # of another kind; verl will say so
+        first = pyarrow.dataset.dataset(file, format=kind).head(1, columns=[column])
+        prompt = first.to_pylist()[0][column]
+    except (OSError, ValueError, LookupError):  # of another kind; verl will say so
         return
     if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
         return
@@ -110,13 +113,3 @@ def _check_prompt(file: str, column: str, key: str, path: str) -> None:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
-
-
-def _first_row(file: str, column: str) -> Any:
-    import pyarrow.parquet as pq
-
-    if file.endswith(".parquet"):
-        batch = next(pq.ParquetFile(file).iter_batches(batch_size=1, columns=[column]))
-        return batch.to_pylist()[0]
-    with open(file, encoding="utf-8") as lines:
-        return json.loads(lines.readline())
