@@ -155,7 +155,9 @@ def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> s
     turns = each.answer.turns
     info = unnested(each.result.info)
     for component in declared:
-        value = listed_turns(info, component.name) if component.by_turn else None
+        if not component.by_turn:
+            continue
+        value = listed_turns(info, component.name)
         if is_list(value) and len(value) != turns:
             return (
                 f"{component.name!r} holds {len(value)} numbers, and the model's turns in this "
