@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,10 @@ NESTED = "reward_components"
 _NO_COMPONENTS = (*RESERVED, "parse_error", NESTED)
 # In a smaller batch a component's `most_unscored` is a share of this many responses.
 FEWEST_RESPONSES = 20
+TURNS_OF_ANSWER = (
+    "Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2, where "
+    "verl counts the question and the results of tools as turns, too."
+)
 _NO_REWARD = (
     "An agent loop that sets reward_score itself must put the components into "
     "extra_fields['reward_extra_info']."
@@ -51,7 +56,7 @@ class RewardErrors(RuntimeError):
 
 
 def advantages_of(
-    rewards: Sequence[Mapping[str, Any]],
+    rewards: Iterable[Mapping[str, Any]],
     groups: Sequence[Hashable],
     token_counts: Sequence[int | Sequence[int]] | None = None,
     *,
@@ -95,15 +100,19 @@ def advantages_of(
         wrong, with its key; or no two responses share a prompt.
       RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
-    if not len(rewards):
+    if not isinstance(rewards, Iterable):
+        raise ValueError(f"rewards: expected a list of dicts, found {rewards!r}")
+    rewards = list(rewards)
+    if not rewards:
         return []
+    components = as_components(components)
     rows = [str(row) for row in range(len(rewards))]
     infos = _flat(rewards)
     objective = _objective_of(rewards, infos, config, components)
-    if objective.config.schedule and (step is None or step < 1):
+    if objective.config.schedule and not _is_step(step):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
-            f"found {step}"
+            f"found {step!r}"
         )
     raw = read_components(infos, objective, rows)
     numbered = factorize_groups(groups, raw, "groups")
@@ -125,6 +134,14 @@ def advantages_of(
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
     return decompose_by_turn(whole, lists, objective, rows, Turns.of(by_turn)).lists
+
+
+def _is_step(value: Any) -> bool:
+    """Return whether this is the number of a training step, 1 or more."""
+    try:
+        return operator.index(value) >= 1
+    except TypeError:
+        return False
 
 
 def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:
@@ -281,10 +298,7 @@ def turn_lists(
 def _turns_of(
     info: Mapping[str, Any], key: str, objective: Objective, row: str
 ) -> list[float] | None:
-    value = info.get(key)
-    beside = info.get(f"{key}{BY_TURN}")
-    if beside is not None:  # where verl averages what a reward returns
-        value = json.loads(beside) if isinstance(beside, str) else beside
+    value = listed_turns(info, key)
     if value is None:
         return None
     if not is_list(value):
@@ -294,6 +308,14 @@ def _turns_of(
             f"{value!r} for row {row}"
         )
     return [_number(each, key, objective, row) for each in value]
+
+
+def listed_turns(info: Mapping[str, Any], key: str) -> Any:
+    """The value of a component by turn, of which `with_sums` may have put the list beside."""
+    beside = info.get(f"{key}{BY_TURN}")
+    if beside is None:
+        return info.get(key)
+    return json.loads(beside) if isinstance(beside, str) else beside
 
 
 def is_list(value: Any) -> bool:
@@ -340,6 +362,7 @@ def decompose_by_turn(
     Raises:
       ValueError: a list of another length than the turns; names key, row and both numbers.
     """
+    in_verl = f" {TURNS_OF_ANSWER}" if objective.config.wording is VERL else ""
     to_go_is_credited = objective.config.credit == "to_go"
     credit = torch.full((len(turns.tokens), len(objective.keys)), math.nan, dtype=torch.float64)
     for key, column in lists.items():
@@ -350,6 +373,7 @@ def decompose_by_turn(
                     f"{objective.config.wording.rewards}: expected a number for each of the "
                     f"{count} turns of row {row} for {key!r}, found {len(own)}. A turn is a run "
                     "of the model's own tokens, between two texts that others put in."
+                    f"{in_verl}"
                 )
             earned = own or [math.nan] * count
             values += to_go(earned) if to_go_is_credited else earned
@@ -371,6 +395,15 @@ def check_unscored(infos: Sequence[Mapping[str, Any]], raw: Tensor, objective: O
             )
 
 
+def expected_dict(value: Any) -> str:
+    """Say that the reward function returned this value, and what it has to return instead."""
+    return (
+        f"expected compute_score to return a dict with 'score' and the components, found {value!r}."
+        " Return {'score': …, 'correctness': …} and declare the components "
+        "(gdpo_verl.rewards.declares), or name them in algorithm.gdpo_reward_keys"
+    )
+
+
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:
     wording = objective.config.wording
     if key not in info:
@@ -380,6 +413,11 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             raise ValueError(
                 f"{wording.rewards}: expected a dict of components as {NESTED!r} for row {row}, "
                 f"found {info[NESTED]!r}"
+            )
+        if wording is VERL and set(info) == {"acc"}:  # verl's name of what is no dict
+            raise ValueError(
+                f"reward.custom_reward_function: row {row}: {expected_dict(info['acc'])}. To find "
+                "such responses before a training, run `gdpo-verl check-reward`."
             )
         remedy = wording.absent if info or wording is not VERL else _NO_REWARD
         raise ValueError(

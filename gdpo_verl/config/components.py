@@ -69,7 +69,8 @@ def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Calla
 
     Args:
       by_turn: the names of the components that are a list, one number for each turn of the model's;
-        those that are not among `components` come after them.
+        those that are not among `components` come after them. In verl the model's turns are
+        `extra_info["num_turns"] // 2`, for verl counts the question and the tools' results, too.
     """
     if isinstance(by_turn, str):  # else its letters would be names
         by_turn = (by_turn,)
@@ -108,6 +109,8 @@ def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
     """
     if isinstance(entries, str):  # else its letters would be names
         entries = (entries,)
+    if not isinstance(entries, Iterable):
+        raise ValueError(f"components: expected names or Component objects, found {entries!r}")
     components = tuple(Component(entry) if isinstance(entry, str) else entry for entry in entries)
     names = [getattr(component, "name", component) for component in components]
     if not all(isinstance(component, Component) for component in components):

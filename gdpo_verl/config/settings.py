@@ -154,6 +154,11 @@ class GdpoConfig:
         ranges = {c.name: c.range for c in own if c.range is not None and c.name not in by_turn}
         ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
+        highest = {c.name: c.high for c in own} | {name: ranges[name][1] for name in ranges}
+        for name, condition in self.conditions.items():
+            high = highest.get(name)
+            if high is not None and high <= 0:
+                _warn_once(penalty_with_condition(f"{section}.conditions.{name}", condition["on"]))
         objective = Objective(keys, weights, optional, ranges, self, most, by_turn)
         self._check_variant(objective)
         if objective.credits_turns:
@@ -232,6 +237,16 @@ class GdpoConfig:
             if self.variant in VARIANTS:
                 raise ValueError(f"{fault} compares them, and every advantage would be 0.")
             _warn_once(f"{fault} learns only if it does not compare them.")
+
+
+def penalty_with_condition(key: str, outcome: str) -> str:
+    """Say why the condition of this key, on a component that is never above 0, is wrong."""
+    name = key.rpartition(".")[2]
+    return (
+        f"{key}: {name!r} is never above 0, and it counts as 0 where {outcome!r} fails. Failing "
+        f"therefore earns the best value of {name!r}. Return a value that is never below 0, such "
+        f"as 1 + penalty. Or remove the condition, and return None where {outcome!r} fails."
+    )
 
 
 @cache

@@ -31,14 +31,16 @@ class Result:
     Attributes:
       vector: its entry in vectors.json.
       expected: B advantages, with credit by turn one for each turn of the B responses.
-      found: the function's; None where it raised NotImplementedError.
-      conforms: each of them lies within the tolerance, or there are none.
+      found: the function's; None where it raised an exception.
+      conforms: each of them lies within the tolerance, or it raised NotImplementedError.
+      fault: what is wrong with them, for messages; '' if they conform.
     """
 
     vector: dict[str, Any]
     expected: list[float]
     found: list[float] | None
     conforms: bool
+    fault: str = ""
 
 
 @cache
@@ -94,13 +96,12 @@ def check(
             # Who has no conditions or variants may still conform in what they have.
             yield Result(vector, list(chain(*wanted)), None, True)
             continue
-        most = max(tolerance, vector["tolerance"])
-        expected = list(chain(*wanted))
-        found = list(chain(*returned))
-        # Never abs(a - b) > most: a NaN is not within it.
-        near = (abs(a - b) <= most for a, b in zip(found, expected, strict=False))
-        alike = [len(each) for each in returned] == [len(each) for each in wanted]
-        yield Result(vector, expected, found, alike and all(near))
+        except Exception as error:  # the vectors after this one are tried all the same
+            fault = f"it raised {type(error).__name__}: {error}"
+            yield Result(vector, list(chain(*wanted)), None, False, fault)
+            continue
+        fault = _fault(wanted, returned, max(tolerance, vector["tolerance"]))
+        yield Result(vector, list(chain(*wanted)), list(chain(*returned)), not fault, fault)
 
 
 def _by_response(advantages: Sequence[Any]) -> list[list[float]]:
@@ -112,6 +113,26 @@ def _by_response(advantages: Sequence[Any]) -> list[list[float]]:
     return responses
 
 
+def _fault(
+    wanted: Sequence[Sequence[float]], returned: Sequence[Sequence[float]], tolerance: float
+) -> str:
+    """Say what is wrong with the advantages of the responses; '' if nothing is."""
+    counts = [len(each) for each in wanted]
+    own = [len(each) for each in returned]
+    if own != counts:
+        return f"expected {counts} advantages for the responses, found {own}"
+    pairs = [*zip(chain(*wanted), chain(*returned), strict=True)]
+    # Never abs(a - b) > tolerance: a NaN is not within it.
+    far = [place for place, (a, b) in enumerate(pairs) if not abs(a - b) <= tolerance]
+    if not far:
+        return ""
+    expected, found = pairs[far[0]]
+    return (
+        f"expected {expected} as advantage {far[0]}, found {found}; {len(far)} of {len(pairs)} "
+        "differ"
+    )
+
+
 def assert_conforms(
     function: Advantages,
     profile: str = "tokens",
@@ -121,9 +142,5 @@ def assert_conforms(
     """Raise AssertionError, which names each vector that a function fails; see `check`."""
     results = check(function, profile, tolerance, features)
     failed = [each for each in results if not each.conforms]
-    lines = (
-        f"{each.vector['name']} ({each.vector['about']}): "
-        f"expected {each.expected}, found {each.found}"
-        for each in failed
-    )
+    lines = [f"{each.vector['name']} ({each.vector['about']}): {each.fault}" for each in failed]
     assert not failed, f"{len(failed)} vectors of profile {profile!r}:\n" + "\n".join(lines)

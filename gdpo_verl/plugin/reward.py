@@ -11,11 +11,9 @@ import json
 import logging
 import math
 import reprlib
-import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,13 @@ import torch
 from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import RESERVED
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration, unnamed_arguments
+from gdpo_verl.plugin.reward_function import (
+    MANAGER_NAME,
+    in_configuration,
+    unnamed_arguments,
+    user_place,
+)
+from gdpo_verl.reward_dicts import expected_dict, unnested
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -33,11 +37,6 @@ logger = logging.getLogger(__name__)
 SCORE_TOLERANCE = 1e-4
 # Training rows whose prompts are measured.
 MEASURED = 32
-# Files that are not the user's in a traceback.
-LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(__file__).parents[1] / room) for room in ("plugin", "lab")),
-)
 
 
 @random_state_kept()
@@ -116,19 +115,27 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
             "returned a coroutine: verl awaits only a function that is itself written with `async "
             "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
         )
-    return score, dict(result.get("reward_extra_info") or {})
+    info = dict(result.get("reward_extra_info") or {})
+    others = [key for key in unnested(info) if not isinstance(key, str)]
+    if others:
+        raise ValueError(f"returned a dict with the key {others[0]!r}. Let all its keys be texts")
+    return score, info
 
 
-def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any]) -> Any:
+def single_row_batch(
+    prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any], turns: int = 1
+) -> Any:
     """Make the `DataProto` in which an agent loop hands one answer to a reward manager.
 
     Args:
       prompt, response: in tokens.
       row: of the data; the manager gets a copy, since it may write into the columns, without
         verl's `dummy_tensor`.
+      turns: of the model's in the answer; a tool without a result stands between two of them.
     """
     from verl import DataProto
 
+    tool_fields = {"turn_scores": [], "tool_rewards": [0.0] * (turns - 1)}
     tensors = {
         "prompts": torch.tensor([list(prompt)]),
         "responses": torch.tensor([list(response)]),
@@ -138,8 +145,8 @@ def single_row_batch(prompt: Sequence[int], response: Sequence[int], row: Mappin
     tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
     columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
     columns = copy.deepcopy(columns) | {
-        "__num_turns__": 2,
-        "tool_extra_fields": {},
+        "__num_turns__": 2 * turns,  # with the question and what the tools told
+        "tool_extra_fields": tool_fields if turns > 1 else {},
         "prompt_len": len(prompt),
         "response_len": len(response),
     }
@@ -159,9 +166,8 @@ def raised(error: BaseException) -> str:
             "returned a dict without 'score'. Return the sum of the components as 'score', or "
             f"declare them and set reward.reward_manager.name={MANAGER_NAME}, which computes it"
         )
-    # The last of them may lie in a library that the user's code has called.
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
-    return f"raised {line} ({own[-1].filename}:{own[-1].lineno})"
+    place = user_place(error) or f"{frames[-1].filename}:{frames[-1].lineno}"
+    return f"raised {line} ({place})"
 
 
 def score_problem(score: Any) -> str:
@@ -217,11 +223,7 @@ def not_a_dict(info: Mapping[str, Any], settings: GdpoConfig) -> str:
     """Complain of a bare number, which verl keeps as 'acc'; '' for a dict, or where it is named."""
     if set(info) != {"acc"} or "acc" in (settings.reward_keys or ()):
         return ""
-    return (
-        "expected compute_score to return a dict with 'score' and the components, found "
-        f"{info['acc']!r}. Return {{'score': …, 'correctness': …}} and declare the components "
-        "(gdpo_verl.rewards.declares), or name them in algorithm.gdpo_reward_keys"
-    )
+    return expected_dict(info["acc"])
 
 
 def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:

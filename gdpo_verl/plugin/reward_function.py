@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 from gdpo_verl.advantage.variants import random_state_kept
@@ -24,6 +28,12 @@ JUDGE = f"{ARGUMENTS}.judge"
 _ELSEWHERE = {"sandbox_fusion_url": "reward.sandbox_fusion.url"}
 # The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
+# Files that are not the user's in a traceback.
+LIBRARIES = (
+    "<frozen ",
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(str(Path(__file__).parents[1] / room) for room in ("config", "plugin", "lab")),
+)
 
 
 def declared_reward(config: Any) -> tuple[Component, ...]:
@@ -48,19 +58,63 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
         except (Exception, SystemExit) as error:
             raise ValueError(
                 f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
-                f"{type(error).__name__}: {error}. Give "
-                "path=pkg://package.module or a file, and name=the function in it."
+                f"{_load_fault(error)}"
             ) from error
     try:
         manager = resolve_reward_manager_cls(config)
-    except (ValueError, ImportError, AttributeError, FileNotFoundError) as error:
+    except (Exception, SystemExit) as error:
         named = config.reward.reward_manager.name
-        known = ""
+        fault = f"cannot load {named!r}: {_load_fault(error)}"
         if "Unknown reward manager:" in str(error):
-            known = f", only {sorted(REWARD_MANAGER)}.{did_you_mean(named, REWARD_MANAGER)}"
-        raise ValueError(f"reward.reward_manager: {error}{known}") from error
+            near = did_you_mean(named, REWARD_MANAGER)
+            fault = f"{error}, only {sorted(REWARD_MANAGER)}.{near}"
+        raise ValueError(f"reward.reward_manager: {fault}") from error
     # A custom function takes the place of the manager's own rewards.
     return components_of(loaded, config) if path else declared_components(manager)
+
+
+def _load_fault(error: BaseException) -> str:
+    """The cause of a module's failed import, with its place, and the remedy."""
+    # verl puts its own error around that of a file (verl/utils/import_utils.py, `load_module`).
+    cause = error
+    if error.__cause__ is not None and str(error).startswith("Error loading module"):
+        cause = error.__cause__
+    text = cause.msg if isinstance(cause, SyntaxError) else str(cause)
+    fault = f"{type(cause).__name__}: {text}".replace("\n", " ").rstrip(":. ")
+    place = user_place(cause)
+    if place:
+        fault += f" ({place})"
+    return f"{fault}. {_load_remedy(cause, place)}"
+
+
+def _load_remedy(cause: BaseException, place: str) -> str:
+    if not place and isinstance(cause, (ImportError, OSError, AttributeError)):
+        return (
+            "Give path=pkg://package.module or a file whose name ends in .py, and name=the "
+            "function or class in it."
+        )
+    if isinstance(cause, ModuleNotFoundError):
+        return "Install it where the training runs, or add its directory to PYTHONPATH."
+    if "relative import" in str(cause):
+        return (
+            "A file is loaded without its package. Import the module by its absolute name, or "
+            "give path=pkg://package.module."
+        )
+    return "Correct this, so that it can be loaded where the training runs."
+
+
+def user_place(error: BaseException) -> str:
+    """The last place of an error in the user's files, as FILE:LINE; '' where there is none."""
+    if isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last frame of all may lie in a library that the user's code has called.
+    places = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in frames
+        if not frame.filename.startswith(LIBRARIES)
+    ]
+    return places[-1] if places else ""
 
 
 def components_of(function: Any, config: Any) -> tuple[Component, ...]:

@@ -94,7 +94,7 @@ class ComponentsRewardManager(NaiveRewardManager):
             error = judged[f"{self.judge.name}_error"]
             logger.warning(text, JUDGE, UNSCORED.of(self.judge.name), error)
         if self.objective is not None:
-            source = data[0].non_tensor_batch["data_source"]
+            source = str(data[0].non_tensor_batch["data_source"])  # else numpy's
             try:
                 score = score_of(info, self.objective, f"of data source {source!r}")
                 info["score"] = result["reward_score"] = score

@@ -65,12 +65,14 @@ def prints_and_leaves(result, answer):
 raises = on_empty(lambda: 1 / 0)
 holds_the_interpreter = on_empty(lambda: re.match("(a*)*b", "a" * 100))
 exits = on_empty(lambda: os._exit(0))
+interrupts = on_empty(lambda: os.kill(os.getppid(), signal.SIGINT) or time.sleep(1000))
 crashes = on_empty(lambda: ctypes.string_at(0))
 prints = changed(prints_and_leaves)
 by_chance = changed(lambda result, answer: one(random.random()))
 not_twice = changed(tires)
 detailed = changed(lambda result, answer: result | {"detail": {"tags": 2}})
 scoreless = changed(lambda result, answer: {key: result[key] for key in ("right", "short")})
+numbered = changed(lambda result, answer: result | {1: 0.5})
 locked = changed(lambda result, answer: result | {"lock": threading.Lock()})
 wrapped = changed(lambda result, answer: asyncio.sleep(0, result))
 def nest(result, answer, **more):
@@ -93,6 +95,11 @@ def by_source(data_source, solution_str, ground_truth, extra_info=None, **kwargs
         raise LookupError("no judge")
     result = score_of(solution_str, ground_truth)
     return result["right"] if data_source == "number" else result
+
+@declares("right", by_turn=("steps",))
+def one_step(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = float(solution_str == ground_truth)
+    return {"score": right + 1, "right": right, "steps": [1]}
 
 @declares("tokens", "mentions")
 def measures(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -167,7 +174,9 @@ def check(work, capfd):
         report = Path("report.json")
         printed = capfd.readouterr()  # of the worker, too
         shown = printed.out + "\n".join(
-            line for line in printed.err.splitlines() if line.startswith("gdpo-verl: ")
+            line
+            for line in printed.err.splitlines()
+            if line.startswith(("gdpo-verl: ", "calls of the reward"))
         )
         return status, shown, json.loads(report.read_text()) if report.exists() else {}
 
@@ -248,7 +257,10 @@ BROKEN = {
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
+    "numbered": "it returned a dict with the key 1. Let all its keys be texts",
     "wrapped": "it returned a coroutine: verl awaits only",
+    "one_step": "row 0 (of 3 turns): 'steps' holds 1 numbers, and the model's turns in this answer "
+    "are 3. Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2",
 }
 
 
@@ -295,6 +307,7 @@ def test_a_template_that_opens_the_thought_is_named(check):
 
 REFUSED = {
     "--function rewards.py:missing": "reward.custom_reward_function: cannot load 'missing' from ",
+    "--function env.py": "'env.py': KeyError: 'NO_SUCH_KEY' (",
     "--function exits.py": "reward: loading it ended its process with status 3",
     "--data none.parquet": "data.train_files: 'none.parquet' does not exist here (working",
     "--data no_prompt.parquet": "verl's data set reads a column 'prompt', found only",
@@ -309,6 +322,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED)
 def test_what_cannot_be_checked_is_refused(check, options):
+    Path("env.py").write_text("import os\nos.environ['NO_SUCH_KEY']\n")
     Path("exits.py").write_text("import os\nos._exit(3)\n")
     write_data("no_prompt.parquet", drop="prompt")
     write_data("no_source.parquet", drop="data_source")
@@ -352,12 +366,13 @@ def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(che
     [
         ({"index": 3, "answer": ""}, "line 2: expected the index of a row of data.train_files, 0 "
          "to 2, found 3"),
+        ({"index": True, "answer": ""}, "data.train_files, 0 to 2, found True"),
         ({"index": 0, "text": ""}, "found the keys ['index', 'text']"),
         (DUMPED | {"gts": "45"}, "no row of data.train_files has this line's ground truth and "),
         (DUMPED | {"input": "what is 4 + 40?"}, "no row of data.train_files has this line's "),
         ("text", "line 2: expected one JSON object, found none"),
     ],
-    ids=["no such row", "not an answer", "another truth", "another prompt", "not an object"],
+    ids=["no such row", "no row", "not an answer", "another truth", "another prompt", "no object"],
 )  # fmt: skip
 def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
     question = [{"role": "user", "content": "what is 22 + 22?"}]
@@ -418,6 +433,15 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, ex
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
     assert "note     1 answers were not scored" in shown
+
+
+def test_ctrl_c_ends_the_check_with_what_is_known(check, monkeypatch):
+    monkeypatch.setattr("gdpo_verl.lab.check_reward.worker.PROGRESS_SECONDS", 0.0)
+    status, shown, report = check("interrupts")
+    assert (status, scores(report)["ground truth"]) == (1, [2.0])
+    expected = "PROBLEM  Ctrl-C ended the check: 19 answers were not scored, and 8 others not a "
+    assert expected in shown
+    assert "calls of the reward (Ctrl-C ends them with a report):" in shown
 
 
 def test_a_gpu_that_the_command_has_used_is_not_handed_on(check, monkeypatch):

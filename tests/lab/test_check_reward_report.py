@@ -180,6 +180,32 @@ def test_score_follows_weights_and_conditions():
     assert f"{name} -1 " in "".join(unknown["notes"])
 
 
+PENALTIES = [result(1.0 + b, a=1.0, b=b) for b in (0.0, -0.5, -1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "made_up", "kind"),
+    [
+        (Component("b", -1, 0), True, "problems"),
+        (Component("b", None, 0), True, "problems"),
+        (Component("b", -1, 1), False, "notes"),
+        (Component("b"), False, "problems"),
+        (Component("b"), True, "notes"),  # an answer that nobody made up may earn more
+    ],
+)
+def test_a_penalty_that_failing_avoids_is_a_problem(declared, made_up, kind):
+    answers = [replace(each, made_up=made_up) for each in ANSWERS]
+    report = report_of(
+        PENALTIES,
+        answers=answers,
+        declared=(Component("a", 0, 1), declared),
+        gdpo={"conditions": {"b": {"on": "a", "at_least": 1.0}}},
+    )
+    found = [text for text in report[kind] if text.startswith("algorithm.gdpo.conditions.b: 'b' ")]
+    assert len(found) == 1
+    assert ("such as 1 + penalty" in found[0]) == (kind == "problems")
+
+
 def test_other_keys_and_optional_components_that_no_answer_has_are_noted():
     (keys, _) = report_of(with_last(extra=1))["notes"]
     expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"

@@ -212,21 +212,37 @@ def test_configuration_is_printed_as_hydra_prints_it(tmp_path, capsys):
 
 
 @pytest.mark.real
-def test_failing_training_ends_with_its_reason_after_two_starts_without_a_new_step(
-    toolbox, tmp_path, capsys
-):
+def test_a_rejected_run_is_not_retried_and_may_be_corrected(tmp_path, capsys):
     (tmp_path / "config.json").touch()  # of a model
-    command = ["train", "toolbox/gdpo", "--run", str(tmp_path), "--retries", "3"]
-    overrides = [f"actor_rollout_ref.model.path={tmp_path}", "+algorithm.gdpo.whitten=token"]
-    overrides += [f"data.{name}_files={toolbox / 'train.parquet'}" for name in ("train", "val")]
+    (tmp_path / "rows.jsonl").write_text("{}")
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("\nimport no_such_package\n")
+    run = tmp_path / "run"
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}"]
+    overrides += [f"reward.custom_reward_function.path={rewards}"]
+    overrides += [f"data.{name}_files={tmp_path}/rows.jsonl" for name in ("train", "val")]
 
-    assert main([*command, *overrides]) == 1
+    assert main(["train", "toolbox/gdpo", "--run", str(run), "--retries", "3", *overrides]) == 1
+    error = capsys.readouterr().err
+    assert f"ModuleNotFoundError: No module named 'no_such_package' ({rewards}:2). Inst" in error
+    assert "retr" not in error
+    assert f"Its log: {run / 'train.log'}" in error
+    assert not (run / "done").exists()
+    # What the run has not learned from may change.
+    rewards.write_text("import another_package\n")
+    started(run, "toolbox/gdpo", *overrides)
+
+
+def test_a_run_is_not_retried_after_two_starts_without_a_new_step(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "check_model", lambda config: None)
+    monkeypatch.setattr(launch.preflight, "check_machine", lambda config: None)
+    monkeypatch.setattr(launch, "command", lambda *_: ["sh", "-c", "echo 'KeyError: 1'; exit 1"])
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
+    assert main(["train", "toolbox/gdpo", "--run", str(tmp_path), "--retries", "3"]) == 1
     error = capsys.readouterr().err
     assert "retry 1 of 3" in error
     assert "retry 2 of 3" not in error
-    assert "algorithm.gdpo.whitten: unknown key" in error
-    assert str(tmp_path / "train.log") in error
-    assert not (tmp_path / "done").exists()
+    assert "status 1: KeyError: 1\nThe same command starts from the beginning" in error
 
 
 def failure(run: Path, program: str, hang_after: float = 600.0) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,3 +64,26 @@ def test_devices_that_verl_would_wait_for_are_refused(monkeypatch):
     check_machine(training("cpu", 1, num_gpus=1))
     with pytest.raises(ValueError, match=r"trainer\.n_gpus_per_node=2.* found 1\."):
         check_machine(training("cpu", 2, num_gpus=1))
+
+
+MESSAGE = {"role": "user", "content": "2 + 3?"}
+
+
+@pytest.mark.parametrize("prompt", ["2 + 3?", ["2 + 3?"], MESSAGE, [{"text": "2 + 3?"}], [], None])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt, name, tmp_path):
+    file = tmp_path / name
+
+    def write(value: object) -> None:
+        if name.endswith(".parquet"):
+            pq.write_table(pa.table({"asked": [value]}), file)
+        else:
+            file.write_text(json.dumps({"asked": value}))
+
+    data = OmegaConf.create({"train_files": str(file), "prompt_key": "asked"})
+    write([MESSAGE])
+    check_data_files(data, "train_files")
+    write(prompt)
+    expected = r"^data\.train_files: expected a list of messages in the column 'asked' \("
+    with pytest.raises(ValueError, match=expected):
+        check_data_files(data, "train_files")

@@ -118,11 +118,16 @@ def test_what_does_not_conform_is_named_with_its_digits() -> None:
     def nothing(*given: Any, **settings: Any) -> Any:
         raise NotImplementedError
 
-    message = r"two groups \(two rewards, .*expected \[0\.054.*, found \[nan, nan"
+    def broken(*given: Any, **settings: Any) -> Any:
+        raise LookupError("no such group")
+
+    message = r"two groups \(two rewards, .*: expected 0\.054\d+ as advantage 0, found nan; 8 of 8 "
     with pytest.raises(AssertionError, match=message):
         assert_conforms(nan)
     with pytest.raises(AssertionError, match="one reward"):
         assert_conforms(lambda *given, **settings: [])
+    with pytest.raises(AssertionError, match=r"one reward \(.*: it raised LookupError: no such g"):
+        assert_conforms(broken)
     assert_conforms(nothing)
     with pytest.raises(ValueError, match=r"profile: expected one of \['ms-swift', .*found 'paper'"):
         assert_conforms(nothing, "paper")

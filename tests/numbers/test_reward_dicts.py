@@ -137,6 +137,8 @@ RAMPS = {name: {"from": 0.0, "to": 1.0, "steps": 4} for name in ("right", "short
         ({"config": {"gdpo": {"variant": "corr_grpo"}}}, "groups: the variant 'corr_grpo'"),
         ({"config": {"gdpo": {"schedule": RAMPS}}}, "step: .*schedule needs .* found None"),
         ({"config": {"gdpo": {"schedule": RAMPS}}, "step": 0}, "1 for the first; found 0"),
+        ({"config": {"gdpo": {"schedule": RAMPS}}, "step": "3"}, "1 for the first; found '3'"),
+        ({"components": 3}, "components: expected names or Component objects, found 3"),
         ({"groups": [0, 1, 2, 3]}, "groups: expected at least 2 responses to a prompt, found 1"),
         ({"token_counts": [1, 2]}, "token_counts: expected 4, one a response"),
         *[
@@ -151,6 +153,12 @@ def test_a_setting_that_would_have_no_effect_is_refused(
     with pytest.raises(ValueError, match=message) as caught:
         advantages_of(ROWS, **{"groups": GROUPS, **options})
     assert "algorithm." not in str(caught.value)
+
+
+def test_rewards_may_come_from_a_generator() -> None:
+    assert advantages_of((row for row in ROWS), GROUPS) == advantages_of(ROWS, GROUPS)
+    with pytest.raises(ValueError, match=r"^rewards: expected a list of dicts, found None"):
+        advantages_of(None, GROUPS)  # type: ignore[arg-type]
 
 
 def test_components_may_be_names() -> None:

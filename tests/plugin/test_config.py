@@ -296,3 +296,12 @@ def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
     message = r"algorithm\.gdpo\.variant: .* known for \['length'\].*Component\(name, low"
     with pytest.raises(ValueError, match=message):
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
+
+
+def test_a_condition_on_a_penalty_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    conditions = {"length": {"on": "format", "at_least": 1}}
+    config = GdpoConfig.from_algorithm({"gdpo": {"conditions": conditions}})
+    config.resolve([FORMAT, Component("length", -1, 1)])
+    assert caplog.text == ""
+    config.resolve([FORMAT, Component("length", None, 0)])
+    assert "algorithm.gdpo.conditions.length: 'length' is never above 0" in caplog.text

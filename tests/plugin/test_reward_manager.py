@@ -46,6 +46,8 @@ def nested(**kwargs):
 
 @declares("right")
 def other_keys(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    if ground_truth == "no dict":
+        return None
     if ground_truth == "nothing":
         return {}
     return {"score": 0.25, "acc": 1.0} if ground_truth == "held out" else {"right": 1.5}
@@ -229,6 +231,11 @@ def test_a_row_without_the_components_keeps_the_functions_own_score(
     assert "the reward returned no 'right' for row of data source 'mine'" in message
     with pytest.raises(ValueError, match="the reward returned no 'right' for row of data source"):
         score(built, session(*ONE, ground_truth="nothing"))
+    expected = "row of data source 'mine': expected compute_score to return a dict .*, found None"
+    no_dict = session(*ONE, ground_truth="no dict")
+    no_dict.non_tensor_batch["data_source"] = np.array(["mine"])  # of numpy's own texts
+    with pytest.raises(ValueError, match=expected + r"\. .* run `gdpo-verl check-reward`"):
+        score(built, no_dict)
 
 
 def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(

@@ -18,12 +18,19 @@ import torch
 from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.lab.check_reward.answers import CheckedAnswer, from_file, ground_truth, made_up
+from gdpo_verl.config.components import Component
+from gdpo_verl.lab.check_reward.answers import (
+    CheckedAnswer,
+    from_file,
+    ground_truth,
+    made_up,
+    of_several_turns,
+)
 from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswer, complaints
 from gdpo_verl.lab.check_reward.report import measure
 from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.lab.check_reward.worker import score_twice
+from gdpo_verl.lab.check_reward.worker import RewardResult, score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
@@ -122,13 +129,12 @@ def check(
         elif answers is None:
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
-        held_out = made_up(others, inside_thought=bool(opening))
-        # The validation's last: where one of them hangs, all of the training's are scored.
-        scored = score_twice(config, {**columns, **others}, [*chosen, *held_out], timeout)
+        further = [*made_up(others, inside_thought=bool(opening)), of_several_turns(columns)]
+        # These are the last: where one of them hangs, all of the training's are scored.
+        scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
     report = measure(config, chosen, scored, step_seconds)
-    # In a validation nobody reads the components: a number will do.
-    found = complaints([*map(ScoredAnswer, held_out, scored.results[len(chosen) :])])
-    report["problems"] += [text for kind, text in found if kind == PROBLEM]
+    results = scored.results[len(chosen) :]
+    report["problems"] += _further_problems(further, results, scored.declared)
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
         overlong = reward.overlong_prompts(config, tokenizer, dataset, columns.values())
@@ -136,6 +142,20 @@ def check(
     if opening:
         report["notes"].insert(0, _about_thought(config, prompt, opening))
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
+
+
+def _further_problems(
+    answers: Sequence[CheckedAnswer],
+    results: Sequence[RewardResult],
+    declared: Sequence[Component],
+) -> list[str]:
+    """The problems of the validation's answers, and of the one that has several turns."""
+    tried = [*map(ScoredAnswer, answers, results)]
+    # In a validation nobody reads the components: a number will do.
+    found = [*complaints([each for each in tried if each.answer.turns == 1])]
+    if any(component.by_turn for component in declared):
+        found += complaints([each for each in tried if each.answer.turns > 1], declared)
+    return [text for kind, text in found if kind == PROBLEM]
 
 
 def _check_settings(config: Any) -> None:
@@ -203,7 +223,7 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
         raise ValueError(
             f"data.{key}: cannot read {files} (working directory {os.getcwd()}): "
             f"{type(error).__name__}: {error}. Prepare them first, for instance with `gdpo-verl "
-            "prepare toolbox`, and name them with --data."
+            f"prepare toolbox`, and name them in data.{key}."
         ) from error
     wanted = {config.data.prompt_key: "verl's data set reads"}
     if config.reward.reward_manager.source == "register":

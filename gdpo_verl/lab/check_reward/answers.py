@@ -26,6 +26,8 @@ FORMS = {
 WRONG = {form: f"another row's, {form}" for form in FORMS} | {GROUND_TRUTH: "another row's"}
 """The kind of another row's ground truth in each form."""
 RANDOM_CHARACTERS = 200
+TURNS = 3
+"""The turns of the answer that has several."""
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
 
 
@@ -40,6 +42,7 @@ class CheckedAnswer:
       group: answers with the same group share a prompt's rollout.
       token_ids: its tokens where they are known, the end token included.
       made_up: nobody gave it and no model wrote it.
+      turns: of the model's, of which the reward function is told.
     """
 
     row: Any
@@ -48,6 +51,7 @@ class CheckedAnswer:
     group: Hashable
     token_ids: tuple[int, ...] | None = None
     made_up: bool = False
+    turns: int = 1
 
     @property
     def name(self) -> str:
@@ -93,6 +97,14 @@ def made_up(
     return answers
 
 
+def of_several_turns(rows: Mapping[Any, Mapping[str, Any]]) -> CheckedAnswer:
+    """An answer to the first row that calls a tool in all of its turns but the last."""
+    number, row = next(iter(rows.items()))
+    call = "<tool_call>\n{}\n</tool_call>\ntool\nnothing\nassistant\n"
+    text = call * (TURNS - 1) + (ground_truth(row) or "")
+    return CheckedAnswer(number, f"of {TURNS} turns", text, number, made_up=True, turns=TURNS)
+
+
 def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedAnswer]:
     """The answers in a file of JSON lines.
 
@@ -108,12 +120,13 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
         where = f"--answers {path}, line {number}"
         if line is None:
             raise ValueError(f"{where}: expected one JSON object, found none. Mend or remove it")
-        if isinstance(line.get("answer"), str) and isinstance(line.get("index"), int):
+        if isinstance(line.get("answer"), str) and "index" in line and "output" not in line:
             row = line["index"]
-            if not 0 <= row < len(dataset):
+            # JSON's true is an int of Python's.
+            if type(row) is not int or not 0 <= row < len(dataset):
                 raise ValueError(
                     f"{where}: expected the index of a row of data.train_files, 0 to "
-                    f"{len(dataset) - 1}, found {row}"
+                    f"{len(dataset) - 1}, found {row!r}"
                 )
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from gdpo_verl.config.components import Component
+from gdpo_verl.config.settings import penalty_with_condition
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.lab.check_reward.worker import RewardResult
 from gdpo_verl.lab.text import seconds_text
 from gdpo_verl.plugin.batch import RewardBatch
 from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
-from gdpo_verl.reward_dicts import unnested
+from gdpo_verl.reward_dicts import TURNS_OF_ANSWER, is_list, listed_turns, unnested
 from gdpo_verl.rewards.parse_error import ParseError
 
 STEP_SECONDS = 60.0
@@ -30,8 +31,8 @@ Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
 _REAL_ANSWERS = (
-    "If no made-up answer has the form that the reward asks for, give real ones with --answers, "
-    "or sample them with --model"
+    "If no made-up answer has the form that the reward asks for, give real ones with `gdpo-verl "
+    "check-reward --answers`, or sample them with its option --model"
 )
 
 
@@ -105,6 +106,7 @@ def complaints(
         (PROBLEM, dicts, lambda each: score_problem(each.result.score)),
         (PROBLEM, refused.values(), lambda _: unreadable),
         (PROBLEM, dicts, lambda each: _out_of_range(each, declared)),
+        (PROBLEM, dicts, lambda each: _not_a_number_a_turn(each, declared)),
         (PROBLEM, dicts, not_the_sum),
         (PROBLEM, finished, _not_repeated),
         (
@@ -144,6 +146,24 @@ def _out_of_range(each: ScoredAnswer, declared: Sequence[Component]) -> str:
         if value < low or value > high:
             found.append(f"{component.name!r} is {value:g}, declared as {low:g} to {high:g}")
     return "; ".join(found)
+
+
+def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> str:
+    """Complain of a list by turn of another length than the answer's turns."""
+    if not each.answer.made_up:  # the turns of other answers are not known
+        return ""
+    turns = each.answer.turns
+    info = unnested(each.result.info)
+    for component in declared:
+        if not component.by_turn:
+            continue
+        value = listed_turns(info, component.name)
+        if is_list(value) and len(value) != turns:
+            return (
+                f"{component.name!r} holds {len(value)} numbers, and the model's turns in this "
+                f"answer are {turns}. {TURNS_OF_ANSWER}"
+            )
+    return ""
 
 
 def not_the_sum(each: ScoredAnswer) -> str:
@@ -274,17 +294,31 @@ def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) 
     ]
 
 
-def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
-    """Note conditions on a reward that can be negative: where they fail, it counts as 0."""
+def failing_pays(
+    readable: Sequence[ScoredAnswer], batch: RewardBatch, declared: Sequence[Component]
+) -> Iterator[Finding]:
+    """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
+
+    It is a note where the reward may exceed 0.
+    """
     objective = batch.rows.objective
+    highest = {each.name: each.high for each in declared if each.high is not None}
+    highest |= {name: high for name, (_, high) in objective.ranges.items()}
     for name, condition in objective.config.conditions.items():
-        # Made-up answers seldom reach the lowest value; a declaration tells it.
-        least = float(batch.raw[:, objective.keys.index(name)].nan_to_num(math.inf).min())
+        key = f"algorithm.gdpo.conditions.{name}"
+        column = batch.raw[:, objective.keys.index(name)]
+        # Made-up answers seldom reach the lowest and the highest value; a declaration tells them.
+        least = float(column.nan_to_num(math.inf).min())
         least = min(least, objective.ranges.get(name, (0.0, 0.0))[0])
-        if least < 0:
+        most = highest.get(name)
+        if most is None:
+            most = math.inf if readable[0].answer.made_up else float(column.nan_to_num(least).max())
+        if most <= 0:
+            yield PROBLEM, penalty_with_condition(key, condition["on"])
+        elif least < 0:
             yield (
                 NOTE,
-                f"algorithm.gdpo.conditions.{name}: {name!r} goes down to {least:g} and counts as "
+                f"{key}: {name!r} goes down to {least:g} and counts as "
                 f"0 where {condition['on']!r} fails, so that failing pays more than a low "
                 f"{name!r}. Return it from 0 upwards",
             )

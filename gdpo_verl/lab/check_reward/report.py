@@ -65,7 +65,11 @@ def measure(
     found += checks.complaints(tried, scored.declared, step_seconds)
     found += _constant(components)
     left = len(answers) - len(tried)
-    if left:
+    if scored.interrupted:
+        twice = len(tried) - len(scored.again)
+        text = f"{left} answers were not scored, and {twice} others not a second time"
+        found.append((PROBLEM, f"Ctrl-C ended the check: {text}"))
+    elif left:
         text = f"{left} answers were not scored: the first that hangs or crashes is the last"
         found.append((NOTE, text))
     sums = [checks.not_the_sum(each) for each in dicts if each.weighted_sum is not None]
@@ -121,7 +125,7 @@ def _look_at_components(
             readable = [each for each in dicts if each.weighted_sum is not None]
             found += checks.no_variation(readable, batch)
             found += checks.truth_not_preferred(readable, batch)
-            found += checks.failing_pays(batch)
+            found += checks.failing_pays(readable, batch, scored.declared)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)

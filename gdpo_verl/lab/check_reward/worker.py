@@ -22,22 +22,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer
 from gdpo_verl.plugin.reward import (
-    LIBRARIES,
     prompt_text,
     raised,
     score_row,
     single_row_batch,
 )
-from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
+from gdpo_verl.plugin.reward_function import LIBRARIES, declared_reward, unnamed_arguments
 from gdpo_verl.sandbox import protection
 
 # Seconds for the imports of a user's module.
 LOAD_SECONDS = 300.0
+# A reward that takes longer than this for all answers shows its progress.
+PROGRESS_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -69,12 +71,14 @@ class Scored:
     Attributes:
       again: the results of the answers when they were scored once more, by their place.
       unnamed: complaints of `reward_kwargs` that the function does not name.
+      interrupted: the user has ended the scoring with Ctrl-C.
     """
 
     declared: tuple[Component, ...]
     unnamed: Sequence[str]
     results: Sequence[RewardResult]
     again: Mapping[int, RewardResult] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 def score_twice(
@@ -85,7 +89,8 @@ def score_twice(
 ) -> Scored:
     """Score the answers, and once more in reverse order.
 
-    One that takes more than `timeout` seconds or crashes is the last.
+    One that takes more than `timeout` seconds or crashes is the last. With Ctrl-C the scoring ends,
+    and what is known by then is returned.
 
     Args:
       rows: the columns of each row that an answer refers to.
@@ -101,8 +106,11 @@ def score_twice(
             target=_serve, args=(sent.name, trace.name, config, rows, answers, timeout)
         )
         process.start()
+        interrupted = False
         try:
             process.join()
+        except KeyboardInterrupt:
+            interrupted = True
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with what the reward has started
@@ -114,17 +122,19 @@ def score_twice(
                 messages.append(pickle.load(sent))
         dump = trace.read().decode(errors="replace")
     if not messages:
+        if interrupted:
+            raise KeyboardInterrupt
         raise ValueError(f"reward: loading it {_end(process.exitcode, dump, LOAD_SECONDS)}")
     loaded, *results = messages
     if isinstance(loaded, str):
         raise ValueError(loaded)
     places = _finished_backwards(results[: len(answers)])
     # The process ended early, at the answer after the last result.
-    if len(results) < len(answers) + len(places):
+    if len(results) < len(answers) + len(places) and not interrupted:
         results.append(RewardResult(error=_end(process.exitcode, dump, timeout)))
     again = dict(zip(places, results[len(answers) :], strict=False))
     declared, unnamed = loaded
-    return Scored(declared, unnamed, results[: len(answers)], again)
+    return Scored(declared, unnamed, results[: len(answers)], again, interrupted)
 
 
 def _finished_backwards(results: Sequence[RewardResult]) -> list[int]:
@@ -185,6 +195,8 @@ def _serve(
             os._exit(1)
         results.write(pickle.dumps(loaded))
 
+        progress = _progress(2 * len(answers))
+
         def try_answer(answer: CheckedAnswer) -> RewardResult:
             end_after(timeout)
             result = _result(config, tokenizer, manager, rows[answer.row], answer)
@@ -196,12 +208,24 @@ def _serve(
                 result = replace(result, score=None, info={}, error=text)
                 message = pickle.dumps(result)
             results.write(message)
+            progress.update()
             return result
 
         first = [try_answer(answer) for answer in answers]
         for place in _finished_backwards(first):
             try_answer(answers[place])
     os._exit(0)  # threads and processes that the reward has started would keep it waiting
+
+
+def _progress(total: int) -> Any:
+    """A bar on standard error, if the calls take long."""
+    tqdm.monitor_interval = 0  # no thread beside the reward
+    return tqdm(
+        total=total,
+        desc="calls of the reward (Ctrl-C ends them with a report)",
+        delay=PROGRESS_SECONDS,
+        mininterval=PROGRESS_SECONDS,
+    )
 
 
 def _result(
@@ -215,7 +239,7 @@ def _result(
     end = tokenizer.eos_token_id or 0
     prompt = ids_of(prompt_text(config, tokenizer, row)) or [end]
     response = list(answer.token_ids or [*ids_of(answer.text), end])
-    data = single_row_batch(prompt, response, row)
+    data = single_row_batch(prompt, response, row, answer.turns)
     altered = tokenizer.decode(response, skip_special_tokens=True) != answer.text
     started = time.perf_counter()
     try:

@@ -27,7 +27,7 @@ from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
-from gdpo_verl.lab.run.progress import follow
+from gdpo_verl.lab.run.progress import RAY_STARTED, follow
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.metrics import (
     only_validation,
@@ -50,6 +50,8 @@ _OUR_FILES = (
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path",
 )
+# The beginning of a failure that another start would repeat.
+_REJECTED = "the run was rejected before Ray started: "
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
@@ -121,7 +123,9 @@ def train(
             reached = max(_last_step(run), start)
             # One start that gets no further may be bad luck; a second would fail for ever.
             advanced = reached > max(furthest, start)
-            if not left or (stalled and not advanced):
+            if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
+                if not reached:
+                    _forget_start(run)
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
             furthest = max(furthest, reached)
             stalled = not advanced
@@ -232,9 +236,12 @@ def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
     death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
+    reason = _reason(log)
+    if not death and reason.startswith("ValueError: ") and not RAY_STARTED.search(log):
+        return _REJECTED + reason
     text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
-        text += f": {_reason(log)}"  # an engine that was not killed has printed its error
+        text += f": {reason}"  # an engine that was not killed has printed its error
     remedy = memory.remedy_for(deaths.plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
@@ -248,6 +255,14 @@ def _resume_step(recipe: str, run: Path) -> int:
     if step or skipped:
         print_status(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
     return step
+
+
+def _forget_start(run: Path) -> None:
+    """Let the next start have other settings, if the run has taken no step."""
+    saved = checkpoints.directory_of(run)
+    if not (run / layout.ROLLOUTS).exists() and not (saved and saved.exists()):
+        for name in (layout.LAUNCH, layout.CONFIG):
+            (run / name).unlink(missing_ok=True)
 
 
 def _last_step(run: Path) -> int:
@@ -267,8 +282,10 @@ def _how_to_resume(run: Path) -> str:
 
 
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
-    option = f"retried {retried} times" if retried else "--retries N does so by itself"
     log = f"Its log: {run / layout.LOG}"
+    if failure.startswith(_REJECTED):
+        return f"{recipe}: {failure}\nCorrect this, and give the same command again.\n{log}"
+    option = f"retried {retried} times" if retried else "--retries N does so by itself"
     return f"{recipe}: {failure}\n{_how_to_resume(run)}; {option}.\n{log}"
 
 

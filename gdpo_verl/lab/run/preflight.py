@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import reprlib
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def check_machine(config: Any) -> None:
 
 
 def check_data_files(data: Any, *keys: str) -> None:
-    """Refuse files of verl's ``data`` that do not exist here, or hold no row.
+    """Refuse files of verl's ``data`` that do not exist here, hold no row, or no messages.
 
     By default those of the training and of the validation; else those of `keys`.
 
@@ -67,7 +68,10 @@ def check_data_files(data: Any, *keys: str) -> None:
     for key in keys or ("train_files", "val_files"):
         for path in listed(data.get(key)):
             local = os.path.expanduser(path)
-            if "://" in path or (os.path.exists(local) and _has_rows(local)):
+            if "://" in path:
+                continue
+            if os.path.exists(local) and _has_rows(local):
+                _check_prompt(local, data.get("prompt_key", "prompt"), f"data.{key}", path)
                 continue
             fault = f"expected at least one row, found none in {path}"
             if not os.path.exists(local):
@@ -86,3 +90,26 @@ def _has_rows(path: str) -> bool:
         if path.endswith(".parquet"):
             return bool(pq.read_metadata(path).num_rows)
     return not os.path.isfile(path) or os.path.getsize(path) > 0
+
+
+def _check_prompt(file: str, column: str, key: str, path: str) -> None:
+    """Refuse a file whose first prompt is no list of messages, which verl's data set reads."""
+    import pyarrow.dataset
+
+    kind = "parquet" if file.endswith(".parquet") else "json"
+    try:
+        first = pyarrow.dataset.dataset(file, format=kind).head(1, columns=[column])
+        prompt = first.to_pylist()[0][column]
+    except (OSError, ValueError, LookupError):  # of another kind; verl will say so
+        return
+    if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
+        return
+    raise ValueError(
+        f"{key}: expected a list of messages in the column {column!r} (data.prompt_key) of {path}, "
+        "such as [{'role': 'user', 'content': 'What is 2 + 3?'}], found "
+        f"{reprlib.repr(prompt)}. Write each prompt as such a list."
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and {"role", "content"} <= value.keys()

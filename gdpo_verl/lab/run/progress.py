@@ -21,8 +21,9 @@ PHASE_EVERY_SECONDS = 60.0
 _RECENT = 5
 
 # Lines that verl 0.9 and vLLM print as they get further; the last one seen counts.
+RAY_STARTED = re.compile(r"Started a local Ray instance|Connected to Ray cluster")
 _STARTING = (
-    (re.compile(r"Started a local Ray instance|Connected to Ray cluster"), "loading the policy"),
+    (RAY_STARTED, "loading the policy"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting vLLM"),
 )
 _STARTED = re.compile(r"Creating file logger at")
