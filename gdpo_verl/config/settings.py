@@ -39,7 +39,17 @@ from gdpo_verl.names import did_you_mean
 logger = logging.getLogger(__name__)
 
 # Looked for, in this order, where neither a gate nor a condition names the outcome.
-_OUTCOMES = ("correctness", "accuracy", "pass", "outcome")
+_OUTCOMES = (
+    "correctness",
+    "accuracy",
+    "pass",
+    "outcome",
+    "acc",
+    "accuracy_reward",
+    "correct",
+    "exact",
+    "right",
+)
 
 
 @dataclass(frozen=True)

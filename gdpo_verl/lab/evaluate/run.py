@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.evaluate.model import Model, find_model
 from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import launch
-from gdpo_verl.lab.run.launch import quoted
 from gdpo_verl.lab.rundir.layout import DONE, LAUNCH, VALIDATION
 from gdpo_verl.lab.rundir.run import config_of
 from gdpo_verl.lab.tasks.examples import Example

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigTypeError
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition, Turns, group_normalize
@@ -18,6 +19,7 @@ from gdpo_verl.config.wording import VERL
 from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
+Overrides: TypeAlias = Sequence[tuple[str, Any]]
 ESTIMATORS = ("gdpo", "grpo")
 # What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.
 _TRLS: list[dict[str, Any]] = [
@@ -35,10 +37,12 @@ class Setting:
     Attributes:
       objective: components, weights, conditions, variant.
       estimator: `gdpo` or `grpo`, as `algorithm.adv_estimator`.
+      lists_weights: the weights are written as a list, to which Hydra joins no mapping.
     """
 
     objective: Objective
     estimator: str
+    lists_weights: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -113,8 +117,8 @@ class Setting:
         return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
 
-def parse_overrides(overrides: Sequence[str]) -> DictConfig:
-    """The `algorithm` node of Hydra's overrides, as a training takes them.
+def parse_overrides(overrides: Sequence[str]) -> Overrides:
+    """The keys and values of Hydra's overrides of `algorithm`, as a training takes them.
 
     Raises:
       ValueError: one that Hydra refuses, that is of another node, or that changes no advantage.
@@ -122,8 +126,8 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    node = OmegaConf.create({"algorithm": {}})
     parser = OverridesParser.create()
+    parsed = []
     for override in overrides:
         try:
             (each,) = parser.parse_overrides([override])
@@ -137,10 +141,30 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
                 f"{key}: expected a setting of `algorithm`, which is computed from stored answers; "
                 "another one makes other answers, and needs a training"
             )
-        OmegaConf.update(node, key, each.value(), force_add=True)
-    algorithm: DictConfig = node.algorithm
+        parsed.append((key, each.value()))
+    algorithm = with_overrides({}, parsed)
     others = {str(key): value for key, value in algorithm.items() if key != "adv_estimator"}
     refuse_unused(others, VERL.root)
+    return parsed
+
+
+def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
+    """An `algorithm` node after overrides, one after the other, as Hydra does.
+
+    Raises:
+      ValueError: a mapping would be joined to a list, or a list to a mapping; names the key.
+    """
+    node = OmegaConf.create({"algorithm": dict(base)})
+    for key, value in overrides:
+        try:
+            OmegaConf.update(node, key, value, force_add=True)
+        except ConfigTypeError as error:
+            raise ValueError(
+                f"{key}: expected a value like {OmegaConf.select(node, key)}, which the run has, "
+                f"found {value}. Hydra does not join a mapping and a list. Write it as the run "
+                f"does, or set {key}=null first."
+            ) from error
+    algorithm: DictConfig = node.algorithm
     return algorithm
 
 
@@ -166,11 +190,10 @@ def recorded_algorithm(source: Source) -> dict[str, Any]:
     return algorithm
 
 
-def asked_setting(source: Source, overrides: DictConfig) -> Setting:
+def asked_setting(source: Source, overrides: Overrides) -> Setting:
     """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
-    # A mapping is joined to what the run has there, as Hydra does.
-    return setting_of(OmegaConf.merge(base, overrides), source)
+    return setting_of(with_overrides(base, overrides), source)
 
 
 def setting_of(algorithm: Any, source: Source) -> Setting:
@@ -194,7 +217,13 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
     returned = [each.name for each in components]
     if config.reward_keys is not None:
         components = [each for each in components if each.name in config.reward_keys]
-    return Setting(config.resolve(components, returned), str(estimator))
+    objective = config.resolve(components, returned)
+    return Setting(objective, str(estimator), lists_weights(algorithm))
+
+
+def lists_weights(algorithm: Any) -> bool:
+    """Return whether an `algorithm` node, a dict or omegaconf's, has its weights as a list."""
+    return isinstance(algorithm.get("gdpo_reward_weights"), (list, ListConfig))
 
 
 def _closest_of_trl(source: Source, batch: Batch, asked: Objective) -> Setting:
