@@ -164,12 +164,16 @@ def _number(value: Any) -> float | None:
 
 
 def _highest(config: DictConfig) -> dict[str, float | None] | None:
-    """The largest value of each component, None where it has none; None of an unknown reward."""
+    """The largest value of each component, None where it has none; None of an unknown reward.
+
+    A component by turn has none: its range is that of one turn, and its measure the sum of them.
+    """
     if "reward" not in config:
         return None
     try:
-        declared = {each.name: each.high for each in declared_reward(config)}
+        components = declared_reward(config)
     except (ValueError, ModuleNotFoundError):  # it was written elsewhere
         return None
+    declared = {each.name: None if each.by_turn else each.high for each in components}
     keys = OmegaConf.select(config, "algorithm.gdpo_reward_keys", default=None)
     return declared or (dict.fromkeys(keys) if keys else None)
