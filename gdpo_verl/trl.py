@@ -5,18 +5,25 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.trainer.utils import is_async_callable
 
 from gdpo_verl.config import GdpoConfig, parsing
-from gdpo_verl.config.components import Component
+from gdpo_verl.config.components import MINI_BATCH, TOKENS, Component
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
@@ -49,7 +56,10 @@ class GDPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with the advantages of GDPO, or of another variant.
 
     Components have the names of the reward functions. All that TRL logs stays, and our metrics
-    (docs/metrics.md) join it; `reward` is the weighted sum after the conditions.
+    (docs/metrics.md) join it; `reward` is the weighted sum after the conditions. With
+    `log_completions` the tables hold what `gdpo-verl replay` needs besides: the rewards in the
+    precision that the functions returned, the counted tokens, the batch, and in
+    completions/config.yaml the settings.
 
     Args:
       reward_funcs: as TRL has them, or a dict of them by the names that they are to have.
@@ -102,6 +112,23 @@ class GDPOTrainer(GRPOTrainer):
         # What TRL logs as `reward` is then the sum of what is trained.
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
+        self._returned: dict[str, list[Any]] = {}
+        self._generated = 0
+        for place, function in enumerate(self.reward_funcs):
+            if not isinstance(function, torch.nn.Module):
+                self.reward_funcs[place] = _keeping(function, self._returned, names[place])
+        if self.log_completions and self.accelerator.is_main_process:
+            self._write_settings(gdpo, ranges)
+
+    def _write_settings(
+        self, gdpo: Mapping[str, Any] | None, ranges: Mapping[str, Any] | None
+    ) -> None:
+        """Write the settings beside the tables of completions, as a run of verl's has them."""
+        algorithm = {**parsing.plain(gdpo), "adv_estimator": "gdpo"}
+        algorithm["gdpo_reward_keys"] = self.objective.keys
+        algorithm["gdpo_reward_weights"] = self.objective.weights
+        text = json.dumps({"algorithm": algorithm, "ranges": ranges}, indent=1, default=float)
+        Path(self.args.output_dir, "completions/config.yaml").write_text(text + "\n")
 
     def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
         """The settings, with TRL's own weights."""
@@ -152,17 +179,46 @@ class GDPOTrainer(GRPOTrainer):
             self._calculate_rewards = score
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
-        advantage = self._advantages(returned[0], tokens)
+        advantage = self._advantages(self._in_full_precision(returned[0]), tokens)
         first = self.accelerator.process_index * len(inputs)
         own = advantage[first : first + len(inputs)]
         output["advantages"] = own.to(output["advantages"])
         return output
 
-    def _advantages(self, returned: Tensor, tokens: Tensor) -> Tensor:
+    def _in_full_precision(self, rewards: Tensor) -> Tensor:
+        """All processes' rewards as the functions returned them: float64, shape (B, functions).
+
+        TRL has made float32 of them; those that a subclass has changed stay as they are.
+        """
+        exact = rewards.double().cpu()
+        for column, name in enumerate(self.reward_func_names):
+            if name not in self._returned:
+                continue
+            values = [_number(value) for value in gather_object(self._returned.pop(name))]
+            returned = torch.tensor(values, dtype=torch.float64)
+            unchanged = returned.float() == exact[:, column].float()
+            exact[:, column] = torch.where(unchanged, returned, exact[:, column])
+        return exact
+
+    def _log_batch(self, rewards: Tensor, tokens: Tensor, groups: Tensor, found: Tensor) -> None:
+        """Log a batch for TRL's table of completions, in place of what TRL has logged."""
+        logged = self._logs
+        _replace_last(logged["advantages"], found.tolist())
+        for name, column in zip(self.reward_func_names, rewards.T.tolist(), strict=True):
+            _replace_last(logged["rewards"][name], column)
+        extra = logged["extra"]
+        extra[TOKENS].extend(tokens.tolist())
+        extra["uid"].extend(f"{group}_{row}_0" for row, group in enumerate(groups.tolist()))
+        extra[MINI_BATCH].extend([self._generated] * len(rewards))
+        self._generated += 1
+
+    def _advantages(self, rewards: Tensor, tokens: Tensor) -> Tensor:
         """The advantages of all processes' responses, and their metrics in TRL's log."""
         objective = self.objective
         names = self.reward_func_names
-        rows = [dict(zip(names, row, strict=True)) for row in returned.tolist()]
+        scored = rewards.numpy().astype(object)
+        scored[rewards.isnan().numpy()] = None
+        rows = [dict(zip(names, row, strict=True)) for row in scored]
         raw = read_components(rows, objective, list(map(str, range(len(rows)))))
         # TRL counts the steps that are done, and a schedule the one that is taken.
         done = self.state.global_step
@@ -173,11 +229,7 @@ class GDPOTrainer(GRPOTrainer):
         groups = torch.arange(len(rows)) // size
         raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
         found = objective.decompose(raw, groups, tokens, step)
-        # In place of TRL's, which are the last in its log.
-        logged = self._logs["advantages"]
-        for _ in rows[: len(logged)]:
-            logged.pop()
-        logged.extend(found.advantage.tolist())
+        self._log_batch(rewards, tokens, groups, found.advantage)
         sums = objective.score(raw)[found.scored]
         metrics["reward"][-1] = float(sums.mean())
         metrics["reward_std"][-1] = float(sums.std())
@@ -187,6 +239,38 @@ class GDPOTrainer(GRPOTrainer):
                 if (MEAN.name_in(name) or STD.name_in(name)) not in self.reward_func_names:
                     metrics[name].append(float(value))
         return found.advantage
+
+
+def _keeping(
+    function: Callable[..., Any], returned: dict[str, list[Any]], name: str
+) -> Callable[..., Any]:
+    """A reward function whose rewards are also kept, under its name in `returned`."""
+    if is_async_callable(function):
+
+        @functools.wraps(function)
+        async def keep_awaited(*args: Any, **kwargs: Any) -> list[Any]:
+            returned[name] = list(await function(*args, **kwargs))
+            return returned[name]
+
+        return keep_awaited
+
+    @functools.wraps(function)
+    def keep(*args: Any, **kwargs: Any) -> list[Any]:
+        returned[name] = list(function(*args, **kwargs))
+        return returned[name]
+
+    return keep
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:
+    """Replace the last entries of a log, of which it keeps as many as there is room for."""
+    for _ in values[: len(logged)]:
+        logged.pop()
+    logged.extend(values)
 
 
 def _components(names: list[str], ranges: Mapping[str, Any] | None) -> list[Component]:

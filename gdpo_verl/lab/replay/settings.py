@@ -171,12 +171,12 @@ def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
 def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Setting]]:
     """Each batch of a source with the settings that it was made with.
 
-    Those of a run are its own, of a stock dump GRPO's defaults, and of TRL's completions those
-    that make the advantages of the first batch.
+    Those of a run are its own, of a stock dump GRPO's defaults, and of the completions of TRL's
+    own trainer those that make the advantages of the first batch.
     """
     recorded = setting_of(recorded_algorithm(source), source)
     for number, batch in enumerate(source.batches()):
-        if source.is_trls and number == 0:
+        if source.is_trls and source.algorithm is None and number == 0:
             recorded = _closest_of_trl(source, batch, asked.objective)
         yield batch, recorded
 
