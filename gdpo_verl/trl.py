@@ -10,18 +10,20 @@ import json
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import is_async_callable
 
+from gdpo_verl.advantage import Decomposition
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.components import MINI_BATCH, TOKENS, Component
 from gdpo_verl.config.wording import Wording
@@ -113,22 +115,17 @@ class GDPOTrainer(GRPOTrainer):
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
         self._returned: dict[str, list[Any]] = {}
-        self._generated = 0
+        self._batches = 0
         for place, function in enumerate(self.reward_funcs):
             if not isinstance(function, torch.nn.Module):
                 self.reward_funcs[place] = _keeping(function, self._returned, names[place])
         if self.log_completions and self.accelerator.is_main_process:
-            self._write_settings(gdpo, ranges)
-
-    def _write_settings(
-        self, gdpo: Mapping[str, Any] | None, ranges: Mapping[str, Any] | None
-    ) -> None:
-        """Write the settings beside the tables of completions, as a run of verl's has them."""
-        algorithm = {**parsing.plain(gdpo), "adv_estimator": "gdpo"}
-        algorithm["gdpo_reward_keys"] = self.objective.keys
-        algorithm["gdpo_reward_weights"] = self.objective.weights
-        text = json.dumps({"algorithm": algorithm, "ranges": ranges}, indent=1, default=float)
-        Path(self.args.output_dir, "completions/config.yaml").write_text(text + "\n")
+            # As a run of verl's has them.
+            algorithm = {**parsing.plain(gdpo), "adv_estimator": "gdpo", "ranges": ranges}
+            algorithm["gdpo_reward_keys"] = self.objective.keys
+            algorithm["gdpo_reward_weights"] = self.objective.weights
+            text = json.dumps({"algorithm": algorithm}, indent=1, default=float)
+            Path(self.args.output_dir, "completions/config.yaml").write_text(text)
 
     def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
         """The settings, with TRL's own weights."""
@@ -191,34 +188,31 @@ class GDPOTrainer(GRPOTrainer):
         TRL has made float32 of them; those that a subclass has changed stay as they are.
         """
         exact = rewards.double().cpu()
-        for column, name in enumerate(self.reward_func_names):
-            if name not in self._returned:
-                continue
-            values = [_number(value) for value in gather_object(self._returned.pop(name))]
+        for name, kept in self._returned.items():
+            column = exact[:, self.reward_func_names.index(name)]
+            values = [math.nan if value is None else float(value) for value in gather_object(kept)]
             returned = torch.tensor(values, dtype=torch.float64)
-            unchanged = returned.float() == exact[:, column].float()
-            exact[:, column] = torch.where(unchanged, returned, exact[:, column])
+            column[:] = torch.where(returned.float() == column.float(), returned, column)
         return exact
 
-    def _log_batch(self, rewards: Tensor, tokens: Tensor, groups: Tensor, found: Tensor) -> None:
+    def _log_batch(self, rewards: Tensor, tokens: Tensor, found: Decomposition) -> None:
         """Log a batch for TRL's table of completions, in place of what TRL has logged."""
-        logged = self._logs
-        _replace_last(logged["advantages"], found.tolist())
+        _replace_last(self._logs["advantages"], found.advantage.tolist())
         for name, column in zip(self.reward_func_names, rewards.T.tolist(), strict=True):
-            _replace_last(logged["rewards"][name], column)
-        extra = logged["extra"]
+            _replace_last(self._logs["rewards"][name], column)
+        extra = self._logs["extra"]
         extra[TOKENS].extend(tokens.tolist())
-        extra["uid"].extend(f"{group}_{row}_0" for row, group in enumerate(groups.tolist()))
-        extra[MINI_BATCH].extend([self._generated] * len(rewards))
-        self._generated += 1
+        groups = found.groups.codes.tolist()
+        extra["uid"].extend(f"{group}_{row}_0" for row, group in enumerate(groups))
+        extra[MINI_BATCH].extend([self._batches] * len(rewards))
+        self._batches += 1
 
     def _advantages(self, rewards: Tensor, tokens: Tensor) -> Tensor:
         """The advantages of all processes' responses, and their metrics in TRL's log."""
         objective = self.objective
         names = self.reward_func_names
-        scored = rewards.numpy().astype(object)
-        scored[rewards.isnan().numpy()] = None
-        rows = [dict(zip(names, row, strict=True)) for row in scored]
+        scored = np.where(rewards.isnan(), None, rewards)
+        rows = [dict(zip(names, row, strict=True)) for row in scored.tolist()]
         raw = read_components(rows, objective, list(map(str, range(len(rows)))))
         # TRL counts the steps that are done, and a schedule the one that is taken.
         done = self.state.global_step
@@ -229,7 +223,7 @@ class GDPOTrainer(GRPOTrainer):
         groups = torch.arange(len(rows)) // size
         raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
         found = objective.decompose(raw, groups, tokens, step)
-        self._log_batch(rewards, tokens, groups, found.advantage)
+        self._log_batch(rewards, tokens, found)
         sums = objective.score(raw)[found.scored]
         metrics["reward"][-1] = float(sums.mean())
         metrics["reward_std"][-1] = float(sums.std())
@@ -241,29 +235,18 @@ class GDPOTrainer(GRPOTrainer):
         return found.advantage
 
 
-def _keeping(
-    function: Callable[..., Any], returned: dict[str, list[Any]], name: str
-) -> Callable[..., Any]:
+def _keeping(function: Any, returned: dict[str, list[Any]], name: str) -> Any:
     """A reward function whose rewards are also kept, under its name in `returned`."""
-    if is_async_callable(function):
 
-        @functools.wraps(function)
-        async def keep_awaited(*args: Any, **kwargs: Any) -> list[Any]:
-            returned[name] = list(await function(*args, **kwargs))
-            return returned[name]
-
-        return keep_awaited
-
-    @functools.wraps(function)
-    def keep(*args: Any, **kwargs: Any) -> list[Any]:
-        returned[name] = list(function(*args, **kwargs))
+    async def keep_awaited(**arguments: Any) -> list[Any]:
+        returned[name] = list(await function(**arguments))
         return returned[name]
 
-    return keep
+    def keep(**arguments: Any) -> list[Any]:
+        returned[name] = list(function(**arguments))
+        return returned[name]
 
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    return functools.wraps(function)(keep_awaited if is_async_callable(function) else keep)
 
 
 def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:

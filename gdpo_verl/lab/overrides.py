@@ -18,12 +18,12 @@ def quoted(path: Path | str) -> str:
     return QuotedString(str(path), Quote.single).with_quotes()
 
 
-def override(key: str, change: Any, whole: Any = None, *, replaces: bool = False) -> str:
+def override(key: str, value: Any, *, replaces: bool = False) -> str:
     """The word for a shell that sets a key, whether or not the configuration has it.
 
     Hydra joins a mapping to the one that is there. It reads few names as keys of a mapping, and
-    does not join it to a list. Then the whole mapping is written as a text of JSON, which replaces
-    what is there; `gdpo_verl.config.parsing` reads both.
+    joins none to a list. Then the mapping is written as a text of JSON, which replaces what is
+    there; `gdpo_verl.config.parsing` reads both.
 
     >>> print(override("algorithm.gdpo_reward_weights", {"format": 0.5}))
     '++algorithm.gdpo_reward_weights={format: 0.5}'
@@ -31,9 +31,8 @@ def override(key: str, change: Any, whole: Any = None, *, replaces: bool = False
     '++algorithm.gdpo_reward_weights="{\\"格式\\": 0.5}"'
 
     Args:
-      change: what JSON can hold.
-      whole: the mapping that is there with the change, where there is one.
-      replaces: write the whole mapping in any case.
+      value: what JSON can hold, and what the key is to have.
+      replaces: there may be a list instead of a mapping.
     """
     from hydra.core.override_parser.types import (
         Override,
@@ -43,10 +42,10 @@ def override(key: str, change: Any, whole: Any = None, *, replaces: bool = False
         ValueType,
     )
 
-    element = Override(OverrideType.FORCE_ADD, key, ValueType.ELEMENT, change)
+    element = Override(OverrideType.FORCE_ADD, key, ValueType.ELEMENT, value)
     word = f"++{key}={element.get_value_element_as_str(space_after_sep=True)}"
-    if replaces or not _reads(word, change):
-        text = QuotedString(json.dumps(whole or change, ensure_ascii=False), Quote.double)
+    if replaces or not _reads(word, value):
+        text = QuotedString(json.dumps(value, ensure_ascii=False), Quote.double)
         word = f"++{key}={text.with_quotes()}"
     return shlex.quote(word)
 

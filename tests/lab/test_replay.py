@@ -717,7 +717,7 @@ def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
     assert all("influence" in each["because"] for each in weights)
     found = replayed(rows, "algorithm.gdpo_reward_keys=[correctness]")
     assert found["advice"] == []
-    assert found["conclusion"].startswith("no advice; 60 groups were examined for what is paid")
+    assert found["conclusion"].startswith("no advice. 60 groups were examined for what is paid")
     few = replayed(drawn(12, dead))
     assert few["advice"] == []
     assert few["conclusion"].startswith("cannot be said from 12 groups")

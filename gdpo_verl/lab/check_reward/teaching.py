@@ -11,7 +11,7 @@ from gdpo_verl.lab.replay.advice import advise
 from gdpo_verl.lab.replay.capacity import capacity
 from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.output import verdict_lines
-from gdpo_verl.lab.replay.settings import ESTIMATORS, Setting, lists_weights
+from gdpo_verl.lab.replay.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
 from gdpo_verl.plugin.batch import RewardBatch
 
@@ -26,8 +26,7 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
     objective = batch.rows.objective
     decomposition = batch.decomposition
     chosen = str(config.algorithm.get("adv_estimator"))
-    estimator = chosen if chosen in ESTIMATORS else ESTIMATORS[0]
-    setting = Setting(objective, estimator, lists_weights(config.algorithm))
+    setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
     figures = Figures(known_passing(objective))
     figures.add(setting, decomposition, setting.advantage(decomposition))
     verdict = advise(figures)

@@ -65,40 +65,18 @@ def advise(found: Figures) -> Verdict:
         return Verdict(advice, f"cannot be said from {found.several} groups: {still_open}")
     if advice:
         return Verdict(advice)
-    return Verdict([], f"no advice; {found.several} groups were examined for {_examined(found)}")
+    failing = f"fail {found.outcome or 'the outcome, of which none is known'}"
+    return Verdict(
+        conclusion=f"no advice. {found.several} groups were examined for what is paid to responses "
+        f"that {failing}, for components that never vary or do as another does, for influence that "
+        "is not shared as declared, and for small deviations and whitening that magnify noise, as "
+        "far as the estimator has them"
+    )
 
 
-def _examined(found: Figures) -> str:
-    """List what the rules have looked at."""
-    questions = ["components that never vary or do as another does"]
-    if found.outcome is not None:
-        questions.insert(0, f"what is paid to responses that fail {found.outcome}")
-    if _compares_weights(found):
-        questions.append("influence that is not shared as the weights declare")
-    if _divides_by_deviation(found):
-        questions.append("small deviations within groups")
-    if _whitens(found):
-        questions.append("whitening that magnifies")
-    return ", ".join(questions)
-
-
-def _weights_count(found: Figures) -> bool:
-    """Return whether the variant is defined with different weights."""
+def _may_differ(found: Figures) -> bool:
+    """Return whether the variant is defined with weights that differ."""
     return found.setting.objective.config.chosen_variant.weights != "equal"
-
-
-def _compares_weights(found: Figures) -> bool:
-    # A variant's influence is no simple function of the weights, a schedule's weights change.
-    simple = found.setting.name in ("gdpo", "grpo")
-    return simple and not found.setting.objective.config.schedule
-
-
-def _divides_by_deviation(found: Figures) -> bool:
-    return found.setting.estimator == "gdpo" and found.setting.objective.config.scale
-
-
-def _whitens(found: Figures) -> bool:
-    return found.setting.estimator == "gdpo" and found.setting.whiten != "none"
 
 
 def _carries(found: Figures, key: str) -> bool:
@@ -145,9 +123,9 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
                 f"{found.passed[guard]} groups only",
             )
             continue
-        condition = {key: {"on": guard, "at_least": threshold}}
+        changed = {**conditions, key: {"on": guard, "at_least": threshold}}
         yield Advice(
-            override("algorithm.gdpo.conditions", condition, {**conditions, **condition}),
+            override("algorithm.gdpo.conditions", changed),
             f"{text} of what {key} pays goes to answers that fail {guard} (below {threshold})",
         )
 
@@ -162,7 +140,7 @@ def _spare(found: Figures) -> Iterator[Advice]:
     weighted = [key for key in found.keys if found.weights[key] != 0 and key not in schedule]
     pairs = zip(found.keys, found.varying, strict=True)
     still = [key for key, count in pairs if count == 0 and key in weighted]
-    if not _weights_count(found):
+    if not _may_differ(found):
         return
     if still and len(still) < len(weighted):
         verb = "varies" if len(still) == 1 else "vary"
@@ -193,9 +171,11 @@ def _weights(found: Figures) -> Iterator[Advice]:
 
     The aim is the share that each weight declares, not an equal one.
     """
+    config = found.setting.objective.config
     declared = np.array(list(found.weights.values()))
     use = (declared != 0) & (np.array(found.varying) > 0)
-    if not _compares_weights(found) or use.sum() < 2:
+    # A variant's influence is no simple function of the weights, a schedule's weights change.
+    if found.setting.name not in ("gdpo", "grpo") or config.schedule or use.sum() < 2:
         return
     target = _parts(np.where(use, declared, 0.0))
     values = _parts(np.where(use, found.sums["influence"], 0.0))
@@ -232,10 +212,10 @@ def _parts(values: Array) -> Array:
 
 def _weights_override(found: Figures, weights: Mapping[str, float]) -> str:
     """The override that changes some weights, and leaves the others as they are."""
-    changed = {key: _short(weight) for key, weight in weights.items()}
-    whole = {key: _short(weight) for key, weight in found.weights.items()} | changed
-    key = "algorithm.gdpo_reward_weights"
-    return override(key, changed, whole, replaces=found.setting.lists_weights)
+    given = found.setting.objective.config.reward_weights
+    changed = (given or {}) | {key: _short(weight) for key, weight in weights.items()}
+    # What is given may be a list.
+    return override("algorithm.gdpo_reward_weights", changed, replaces=given is not None)
 
 
 def _short(number: float) -> float:
@@ -294,7 +274,9 @@ def influence_of(found: Figures, weights: Array) -> Array:
 def _small_spread(found: Figures) -> Iterator[Advice]:
     """Name components whose deviation within groups is a small part of their range."""
     setting = found.setting
-    if not (_divides_by_deviation(found) and _weights_count(found)):
+    if setting.estimator != "gdpo" or not setting.objective.config.scale:
+        return
+    if not _may_differ(found):
         return
     floor = float(divided(found.sums["squares"], found.sums["live"])[0])
     deviations = divided(found.sums["std"], found.sums["varies"])
@@ -322,7 +304,7 @@ def _small_spread(found: Figures) -> Iterator[Advice]:
 
 def _whitening_gain(found: Figures) -> Iterator[Advice]:
     """Advise against whitening where it magnifies the few groups that vary."""
-    if not _whitens(found):
+    if found.setting.estimator != "gdpo" or found.setting.whiten == "none":
         return
     # One over the deviation that whitening over sequences divides by.
     live = found.sums["live"]

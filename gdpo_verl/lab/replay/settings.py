@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigTypeError
 from torch import Tensor
 
@@ -37,12 +37,10 @@ class Setting:
     Attributes:
       objective: components, weights, conditions, variant.
       estimator: `gdpo` or `grpo`, as `algorithm.adv_estimator`.
-      lists_weights: the weights are written as a list, to which Hydra joins no mapping.
     """
 
     objective: Objective
     estimator: str
-    lists_weights: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -217,13 +215,7 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
     returned = [each.name for each in components]
     if config.reward_keys is not None:
         components = [each for each in components if each.name in config.reward_keys]
-    objective = config.resolve(components, returned)
-    return Setting(objective, str(estimator), lists_weights(algorithm))
-
-
-def lists_weights(algorithm: Any) -> bool:
-    """Return whether an `algorithm` node, a dict or omegaconf's, has its weights as a list."""
-    return isinstance(algorithm.get("gdpo_reward_weights"), (list, ListConfig))
+    return Setting(config.resolve(components, returned), str(estimator))
 
 
 def _closest_of_trl(source: Source, batch: Batch, asked: Objective) -> Setting:

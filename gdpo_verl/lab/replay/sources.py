@@ -6,7 +6,6 @@ Dumps are read a step at a time; a file that may hold several steps is read whol
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -205,20 +204,14 @@ class Source:
         """The components in order; empty where there are none."""
         declared = {each.name: each for each in self.scorer.components} if self.scorer else {}
         names = self.named or list(declared) or self._found()
+        # `GDPOTrainer` writes the ranges that it was given.
+        ranges = (self.algorithm or {}).get("ranges") or {}
         found = []
         for name in names:
-            low, high = self.ranges.get(name, (None, None))
+            low, high = ranges.get(name, (None, None))
             by_turn = f"{name}{BY_TURN}" in self.columns
             found.append(declared.get(name, Component(name, low, high, by_turn=by_turn)))
         return found
-
-    @property
-    def ranges(self) -> Mapping[str, Sequence[float]]:
-        """The ranges that `GDPOTrainer` had for its components, by name."""
-        config = self.run / layout.CONFIG
-        if not self.is_trls or not config.is_file():
-            return {}
-        return json.loads(config.read_text()).get("ranges") or {}
 
     def _found(self) -> Sequence[str]:
         """The names of the components where neither the user nor a reward function says them."""
