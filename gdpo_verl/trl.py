@@ -123,7 +123,7 @@ class GDPOTrainer(GRPOTrainer):
             # As a run of verl's has them.
             algorithm = {**parsing.plain(gdpo), "adv_estimator": "gdpo", "ranges": ranges}
             algorithm["gdpo_reward_keys"] = self.objective.keys
-            algorithm["gdpo_reward_weights"] = self.objective.weights
+            algorithm["gdpo_reward_weights"] = weights
             text = json.dumps({"algorithm": algorithm}, indent=1, default=float)
             Path(self.args.output_dir, "completions/config.yaml").write_text(text)
 
