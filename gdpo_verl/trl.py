@@ -46,7 +46,7 @@ _TRL = Wording(
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
     _D("GRPOTrainer", reads="reward_func_names reward_weights scale_rewards "
-       "num_generations_eval process_slice"),
+       "num_generations_eval process_slice reward_funcs log_completions"),
     _D("GRPOTrainer._calculate_rewards", "self inputs prompts completions ..."),
     _D("GRPOTrainer._generate_and_score_completions", "self inputs",
        "_calculate_rewards num_generations completion_mask tool_mask advantages _metrics _logs"),
@@ -188,7 +188,9 @@ class GDPOTrainer(GRPOTrainer):
         TRL has made float32 of them; those that a subclass has changed stay as they are.
         """
         exact = rewards.double().cpu()
-        for name, kept in self._returned.items():
+        # In one order, as every process has to gather the same.
+        for name in sorted(self._returned):
+            kept = self._returned.pop(name)
             column = exact[:, self.reward_func_names.index(name)]
             values = [math.nan if value is None else float(value) for value in gather_object(kept)]
             returned = torch.tensor(values, dtype=torch.float64)

@@ -114,7 +114,6 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
         if low <= PAID_TO_FAILURES or not _carries(found, key):
             yield Advice("", f"whether {key} pays answers that fail {guard} ({text})")
             continue
-        taken.add(key)
         threshold = _short(found.passing[guard])
         if found.passed[guard] < FEWEST_VARYING:
             yield Advice(
@@ -123,6 +122,7 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
                 f"{found.passed[guard]} groups only",
             )
             continue
+        taken.add(key)
         changed = {**conditions, key: {"on": guard, "at_least": threshold}}
         yield Advice(
             override("algorithm.gdpo.conditions", changed),
