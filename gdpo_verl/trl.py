@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -213,8 +212,10 @@ class GDPOTrainer(GRPOTrainer):
         """The advantages of all processes' responses, and their metrics in TRL's log."""
         objective = self.objective
         names = self.reward_func_names
-        scored = np.where(rewards.isnan(), None, rewards)
-        rows = [dict(zip(names, row, strict=True)) for row in scored.tolist()]
+        rows = []
+        for row in rewards.tolist():
+            scored = [None if math.isnan(value) else value for value in row]
+            rows.append(dict(zip(names, scored, strict=True)))
         raw = read_components(rows, objective, list(map(str, range(len(rows)))))
         # TRL counts the steps that are done, and a schedule the one that is taken.
         done = self.state.global_step

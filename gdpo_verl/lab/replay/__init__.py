@@ -166,7 +166,8 @@ def _about(source: Source) -> Iterator[str]:
         yield f"{path}: trained with {trained_with}; recorded are then GRPO's advantages"
     if source.is_ours and source.algorithm is None:
         yield f"{path}: no config.yaml; the recorded settings are taken to be GDPO's defaults"
-    if not (source.named or source.scorer or source.logged):
+    settings_name_them = source.is_trls and source.algorithm
+    if not (source.named or source.scorer or source.logged or settings_name_them):
         names = ", ".join(each.name for each in source.components)
         yield (
             f"{path}: every column of numbers is taken for a component ({names}); --components "
