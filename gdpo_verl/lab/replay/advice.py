@@ -213,7 +213,7 @@ def _parts(values: Array) -> Array:
 def _weights_override(found: Figures, weights: Mapping[str, float]) -> str:
     """The override that changes some weights, and leaves the others as they are."""
     given = found.setting.objective.config.reward_weights
-    changed = (given or {}) | {key: _short(weight) for key, weight in weights.items()}
+    changed = {**(given or {}), **{key: _short(weight) for key, weight in weights.items()}}
     # What is given may be a list.
     return override("algorithm.gdpo_reward_weights", changed, replaces=given is not None)
 
