@@ -5,18 +5,26 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.trainer.utils import is_async_callable
 
+from gdpo_verl.advantage import Decomposition
 from gdpo_verl.config import GdpoConfig, parsing
-from gdpo_verl.config.components import Component
+from gdpo_verl.config.components import MINI_BATCH, TOKENS, Component
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
@@ -37,7 +45,7 @@ _TRL = Wording(
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
     _D("GRPOTrainer", reads="reward_func_names reward_weights scale_rewards "
-       "num_generations_eval process_slice"),
+       "num_generations_eval process_slice reward_funcs log_completions"),
     _D("GRPOTrainer._calculate_rewards", "self inputs prompts completions ..."),
     _D("GRPOTrainer._generate_and_score_completions", "self inputs",
        "_calculate_rewards num_generations completion_mask tool_mask advantages _metrics _logs"),
@@ -49,7 +57,10 @@ class GDPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with the advantages of GDPO, or of another variant.
 
     Components have the names of the reward functions. All that TRL logs stays, and our metrics
-    (docs/metrics.md) join it; `reward` is the weighted sum after the conditions.
+    (docs/metrics.md) join it; `reward` is the weighted sum after the conditions. With
+    `log_completions` the tables hold what `gdpo-verl replay` needs besides: the rewards in the
+    precision that the functions returned, the counted tokens, the batch, and in
+    completions/config.yaml the settings.
 
     Args:
       reward_funcs: as TRL has them, or a dict of them by the names that they are to have.
@@ -102,6 +113,18 @@ class GDPOTrainer(GRPOTrainer):
         # What TRL logs as `reward` is then the sum of what is trained.
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
+        self._returned: dict[str, list[Any]] = {}
+        self._batches = 0
+        for place, function in enumerate(self.reward_funcs):
+            if not isinstance(function, torch.nn.Module):
+                self.reward_funcs[place] = _keeping(function, self._returned, names[place])
+        if self.log_completions and self.accelerator.is_main_process:
+            # As a run of verl's has them.
+            algorithm = {**parsing.plain(gdpo), "adv_estimator": "gdpo", "ranges": ranges}
+            algorithm["gdpo_reward_keys"] = self.objective.keys
+            algorithm["gdpo_reward_weights"] = weights
+            text = json.dumps({"algorithm": algorithm}, indent=1, default=float)
+            Path(self.args.output_dir, "completions/config.yaml").write_text(text)
 
     def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
         """The settings, with TRL's own weights."""
@@ -152,17 +175,47 @@ class GDPOTrainer(GRPOTrainer):
             self._calculate_rewards = score
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
-        advantage = self._advantages(returned[0], tokens)
+        advantage = self._advantages(self._in_full_precision(returned[0]), tokens)
         first = self.accelerator.process_index * len(inputs)
         own = advantage[first : first + len(inputs)]
         output["advantages"] = own.to(output["advantages"])
         return output
 
-    def _advantages(self, returned: Tensor, tokens: Tensor) -> Tensor:
+    def _in_full_precision(self, rewards: Tensor) -> Tensor:
+        """All processes' rewards as the functions returned them: float64, shape (B, functions).
+
+        TRL has made float32 of them; those that a subclass has changed stay as they are.
+        """
+        exact = rewards.double().cpu()
+        # In one order, as every process has to gather the same.
+        for name in sorted(self._returned):
+            kept = self._returned.pop(name)
+            column = exact[:, self.reward_func_names.index(name)]
+            values = [math.nan if value is None else float(value) for value in gather_object(kept)]
+            returned = torch.tensor(values, dtype=torch.float64)
+            column[:] = torch.where(returned.float() == column.float(), returned, column)
+        return exact
+
+    def _log_batch(self, rewards: Tensor, tokens: Tensor, found: Decomposition) -> None:
+        """Log a batch for TRL's table of completions, in place of what TRL has logged."""
+        _replace_last(self._logs["advantages"], found.advantage.tolist())
+        for name, column in zip(self.reward_func_names, rewards.T.tolist(), strict=True):
+            _replace_last(self._logs["rewards"][name], column)
+        extra = self._logs["extra"]
+        extra[TOKENS].extend(tokens.tolist())
+        groups = found.groups.codes.tolist()
+        extra["uid"].extend(f"{group}_{row}_0" for row, group in enumerate(groups))
+        extra[MINI_BATCH].extend([self._batches] * len(rewards))
+        self._batches += 1
+
+    def _advantages(self, rewards: Tensor, tokens: Tensor) -> Tensor:
         """The advantages of all processes' responses, and their metrics in TRL's log."""
         objective = self.objective
         names = self.reward_func_names
-        rows = [dict(zip(names, row, strict=True)) for row in returned.tolist()]
+        rows = []
+        for row in rewards.tolist():
+            scored = [None if math.isnan(value) else value for value in row]
+            rows.append(dict(zip(names, scored, strict=True)))
         raw = read_components(rows, objective, list(map(str, range(len(rows)))))
         # TRL counts the steps that are done, and a schedule the one that is taken.
         done = self.state.global_step
@@ -173,11 +226,7 @@ class GDPOTrainer(GRPOTrainer):
         groups = torch.arange(len(rows)) // size
         raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
         found = objective.decompose(raw, groups, tokens, step)
-        # In place of TRL's, which are the last in its log.
-        logged = self._logs["advantages"]
-        for _ in rows[: len(logged)]:
-            logged.pop()
-        logged.extend(found.advantage.tolist())
+        self._log_batch(rewards, tokens, found)
         sums = objective.score(raw)[found.scored]
         metrics["reward"][-1] = float(sums.mean())
         metrics["reward_std"][-1] = float(sums.std())
@@ -187,6 +236,27 @@ class GDPOTrainer(GRPOTrainer):
                 if (MEAN.name_in(name) or STD.name_in(name)) not in self.reward_func_names:
                     metrics[name].append(float(value))
         return found.advantage
+
+
+def _keeping(function: Any, returned: dict[str, list[Any]], name: str) -> Any:
+    """A reward function whose rewards are also kept, under its name in `returned`."""
+
+    async def keep_awaited(**arguments: Any) -> list[Any]:
+        returned[name] = list(await function(**arguments))
+        return returned[name]
+
+    def keep(**arguments: Any) -> list[Any]:
+        returned[name] = list(function(**arguments))
+        return returned[name]
+
+    return functools.wraps(function)(keep_awaited if is_async_callable(function) else keep)
+
+
+def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:
+    """Replace the last entries of a log, of which it keeps as many as there is room for."""
+    for _ in values[: len(logged)]:
+        logged.pop()
+    logged.extend(values)
 
 
 def _components(names: list[str], ranges: Mapping[str, Any] | None) -> list[Component]:

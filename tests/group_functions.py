@@ -20,6 +20,11 @@ def verbosity(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float]:
     return [info["words"] / length for info, length in zip(rewards, lengths, strict=True)]
 
 
+def known(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float]:
+    """1 where a component is scored."""
+    return [float(info["component_2"] is not None) for info in rewards]
+
+
 def raising(rewards: Any, lengths: Any) -> Any:
     raise KeyError("nobody")
 

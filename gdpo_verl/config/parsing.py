@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -148,6 +149,7 @@ def reward_weights(
     if weights is None:
         return None
     where, order = wording.weights, f"{wording.root}.gdpo_reward_keys"
+    weights = _from_json(where, weights)
     if not isinstance(weights, Mapping):
         _expect(_is_list(weights), where, "a list or {component: weight}", weights)
         if keys is None:
@@ -351,9 +353,22 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
 def mapping(where: str, node: Any, wanted: str = "a mapping") -> Mapping[str, Any]:
     """A section; empty for None."""
     # A section is None in YAML when all of its keys are commented out.
-    found = {} if node is None else node
+    found = {} if node is None else _from_json(where, node)
     _expect(isinstance(found, Mapping), where, wanted, found)
     return found
+
+
+def _from_json(where: str, node: Any) -> Any:
+    """A mapping that is written as a text of JSON, because Hydra does not take its names as keys.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(node, str) or not node.startswith("{"):
+        return node
+    try:
+        return json.loads(node)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: expected a mapping in JSON, found {node!r}: {error}") from error
 
 
 def _with_on(node: Any) -> Any:

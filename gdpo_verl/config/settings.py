@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -39,7 +40,17 @@ from gdpo_verl.names import did_you_mean
 logger = logging.getLogger(__name__)
 
 # Looked for, in this order, where neither a gate nor a condition names the outcome.
-_OUTCOMES = ("correctness", "accuracy", "pass", "outcome")
+_OUTCOMES = (
+    "correctness",
+    "accuracy",
+    "pass",
+    "outcome",
+    "acc",
+    "accuracy_reward",
+    "correct",
+    "exact",
+    "right",
+)
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,14 @@ class GdpoConfig:
         # The range of one turn is none of the sum.
         ranges = {c.name: c.range for c in own if c.range is not None and c.name not in by_turn}
         ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
+        for name, condition in self.conditions.items():
+            low, high = ranges.get(condition["on"], (-math.inf, math.inf))
+            if not low <= condition["at_least"] <= high:
+                raise ValueError(
+                    f"{section}.conditions.{name}.at_least: expected a threshold from {low:g} to "
+                    f"{high:g}, the declared range of {condition['on']!r}, found "
+                    f"{condition['at_least']:g}. Beyond it the condition always or never holds."
+                )
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
         highest = {c.name: c.high for c in own} | {name: ranges[name][1] for name in ranges}
         for name, condition in self.conditions.items():

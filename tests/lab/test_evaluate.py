@@ -86,6 +86,26 @@ def test_a_declared_reward_gives_its_components_and_how_often_the_highest_is_rea
     )
 
 
+BY_TURN = """
+from gdpo_verl.rewards import Component, declares
+
+@declares(Component("steps", 0, 2), Component("near", 0, 0.7), by_turn=["steps"])
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 0.0, "steps": [0.0], "near": 0.0}
+"""
+
+
+def test_the_highest_is_reached_in_single_precision_and_never_by_a_sum_of_turns(tmp_path):
+    (tmp_path / "rewards.py").write_text(BY_TURN)
+    function = {"path": str(tmp_path / "rewards.py"), "name": "compute_score"}
+    lines = [line("a", steps=[1.0, 1.0], near=0.699999988), line("b", steps=[2.0], near=0.5)]
+    found = means(
+        evaluation(tmp_path, lines, reward=TOOLBOX_REWARD | {"custom_reward_function": function})
+    )
+    assert found.keys() == {"steps", "near", "near = 0.7", "score"}
+    assert found["near = 0.7"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [

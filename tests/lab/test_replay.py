@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import math
 import random
+import shlex
 
+import hydra
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_runs import summary_of, write_lines
+from omegaconf import OmegaConf
 
 from gdpo_verl import advantages_of, gdpo_advantages, grpo_advantages
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.replay.capacity import capacity, varies
 from gdpo_verl.lab.replay.output import LIMITS
+from gdpo_verl.lab.run.composition import compose
 
 KEYS = ("correctness", "length")
 
@@ -507,37 +512,37 @@ ADVICE = {
     "a condition": (
         conditioned,
         [],
-        "'algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1}}'",
+        "'++algorithm.gdpo.conditions={brevity: {on: correctness, at_least: 1}}'",
         "of what brevity pays goes to answers that fail correctness",
     ),
     "a condition on what is measured and not paid": (
         guarded,
         ["algorithm.gdpo_reward_weights={own_words: 0}"],
-        "'algorithm.gdpo.conditions={relevance: {on: own_words, at_least: 1}}'",
+        "'++algorithm.gdpo.conditions={relevance: {on: own_words, at_least: 1}}'",
         "of what relevance pays goes to answers that fail own_words",
     ),
     "two that do alike": (
         twins,
         [],
-        "'algorithm.gdpo_reward_keys=[right, other]'",
+        "'++algorithm.gdpo_reward_weights={again: 0}'",
         "again does as right does: correlation within groups",
     ),
     "one that never varies": (
         dead,
         [],
-        "'algorithm.gdpo_reward_keys=[right]'",
+        "'++algorithm.gdpo_reward_weights={never: 0}'",
         "never varies in none of 60 groups (at most 5.0% of all",
     ),
     "weights of a sum": (
         wide,
         ["algorithm.adv_estimator=grpo"],
-        "'algorithm.gdpo_reward_weights={right: ",
-        "influence is not as the weights declare: right",
+        "'++algorithm.gdpo_reward_weights={points: ",
+        "influence is not shared as the weights declare: right",
     ),
     "whitening's gain": (
         silent,
         [],
-        "algorithm.gdpo.whiten=none",
+        "++algorithm.gdpo.whiten=none",
         "whitening multiplies every advantage by",
     ),
 }
@@ -560,6 +565,128 @@ def test_advice_has_an_override_and_its_evidence(replayed, name):
         assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
 
 
+def mixed(rng):
+    """Rewards on which most rules have something to say."""
+    right = float(rng.random() < 0.3)
+    values = {"correctness": right, "brevity": rng.random() * (0.3 if right else 1.0)}
+    values |= {"again": right + 0.01 * rng.random(), "never": 0.0}
+    return values | {"similar": 0.5 + 0.01 * rng.random() - 0.5 * (rng.random() < 0.002)}
+
+
+def named_in(node):
+    """The components that an `algorithm` node names, each with a reward that never varies."""
+    config = GdpoConfig.from_algorithm(node)
+    looked_at = [condition["on"] for condition in config.conditions.values()]
+    return dict.fromkeys([*config.conditions, *looked_at, *(config.reward_weights or {})], 0.0)
+
+
+STRANGE = {
+    "correctness": "格式",
+    "brevity": "f(x)",
+    "again": "a=b",
+    "never": "3",
+    "similar": "true",
+}
+COMPOSED = {
+    "ppo_trainer": STRANGE,
+    "ppo_trainer, a list": {},
+    "instructions/gdpo": {},
+    "math_length/grpo_conditioned": {"brevity": "é"},
+}
+SLOW = ["code/grpo_strict", "gsm8k/gdpo", "math_length/gdpo_relative", "tool_call/gdpo"]
+SLOW += ["tool_turns/grpo", "toolbox/gdpo"]
+LIST = "++algorithm={gdpo_reward_keys: [%s], gdpo_reward_weights: [1, 1, 1, 1, 1]}"
+
+
+def composed(name, words):
+    """The `algorithm` node of a recipe, or of verl's own configuration, with overrides."""
+    if not name.startswith("ppo_trainer"):
+        return compose(name, words).algorithm
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        return hydra.compose("ppo_trainer", words).algorithm
+
+
+@pytest.mark.parametrize(
+    "name", [*COMPOSED, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_advice_is_composed_and_replayed_with_any_configuration(tmp_path, name):
+    words = [LIST % ", ".join(mixed(random.Random(0)))] if name.endswith("a list") else []
+    node = OmegaConf.to_container(composed(name, words), resolve=True)
+    if name.startswith("ppo_trainer"):
+        node["adv_estimator"] = "gdpo"
+    renamed = COMPOSED.get(name, {})
+    rows = []
+    for row in drawn(60, mixed):
+        own = {renamed.get(key, key): value for key, value in row.items()}
+        rows.append({**named_in(node), **own, "response_tokens": 10, "gdpo_advantage": 0.0})
+    run = tmp_path / "run"
+    dump(run / "rollouts", {1: rows})
+    (run / "config.yaml").write_text(OmegaConf.to_yaml({"algorithm": node}))
+    outcome = renamed.get("correctness", "")
+    advice = replay([run], outcome=outcome).verdict.advice
+    assert len(advice) >= 2
+    pasted = [shlex.split(each.override)[0] for each in advice]
+    for word, each in zip(pasted, advice, strict=True):
+        after = replay([run], [word], outcome=outcome).verdict.advice
+        assert each.because not in [other.because for other in after]
+    config = GdpoConfig.from_algorithm(composed(name, [*words, *pasted]))
+    returned = [key for key in rows[0] if key not in ("gdpo_advantage", *config.derived)]
+    config.resolve(returned, returned)
+
+
+OUTCOMES = ("acc", "accuracy_reward", "exact", "right")
+
+
+@pytest.mark.parametrize("name", [*OUTCOMES, "solved"])
+def test_the_outcome_has_a_usual_name_or_is_the_only_verdict(replayed, name):
+    rows = drawn(60, conditioned)
+    for row in rows:
+        row[name] = row.pop("correctness")
+    found = replayed(rows)
+    assert found["outcome"] == name
+    assert f"{name} is taken to be the outcome" in found["printed"]
+    condition = f"'++algorithm.gdpo.conditions={{brevity: {{on: {name}, at_least: 1}}}}'"
+    assert found["advice"][0]["override"] == condition
+    if name == "solved":
+        for row in rows:
+            row["format"] = float(row["brevity"] > 0.5)
+        unknown = replayed(rows)
+        assert unknown["outcome"] is None
+        assert "No outcome is known: none of brevity, solved, format has" in unknown["printed"]
+        found = replayed(rows, "--outcome", "solved")
+        assert condition in [each["override"] for each in found["advice"]]
+
+
+def test_a_threshold_is_the_largest_of_all_batches_and_one_that_responses_reach(replayed):
+    steps = {n: drawn(20, conditioned, seed=n) for n in (1, 2, 3)}
+    for step, rows in steps.items():
+        for row in rows:
+            row["correctness"] *= 0.9 if step > 1 else 0.5
+    found = replayed(steps)
+    assert "at_least: 0.9}" in found["advice"][0]["override"]
+    # Of the first batch all fail, as those that have 0 do.
+    paid = found["components"]["brevity"]["misses"][1]
+    for row in steps[1]:
+        row["correctness"] = 0.0
+    assert replayed(steps)["components"]["brevity"]["misses"][1] == pytest.approx(paid)
+    for place, row in enumerate(steps[3]):
+        row["correctness"] += 0.001 * place
+    found = replayed(steps)
+    assert not [each for each in found["advice"] if "conditions" in each["override"]]
+    assert "whether brevity should depend on correctness: a response" in found["conclusion"]
+
+
+def test_weights_that_a_run_has_as_a_list_are_not_asked_for_by_name(tmp_path):
+    rows = drawn(4, two_rewards)
+    node = "{gdpo_reward_keys: [correctness, length], gdpo_reward_weights: [1, 2]}"
+    run = run_of(tmp_path / "run", rows, node)
+    asked = "algorithm.gdpo_reward_weights={length: 3}"
+    with pytest.raises(ValueError, match=r"gdpo_reward_weights: expected a value like \[1, 2\]"):
+        replay([run], [asked])
+    found = replay([run], ["algorithm.gdpo_reward_weights=null", asked])
+    assert found.asked.weights == {"correctness": 1, "length": 3}
+
+
 def test_a_count_is_no_verdict_and_five_groups_are_too_few(replayed):
     """As on a run whose texts named their topic ever more often, which was counted."""
     rows = drawn(40, guarded)
@@ -580,7 +707,7 @@ def test_small_spread_is_named_beside_the_range(replayed):
     (small,) = [each for each in found["advice"] if "deviates within groups" in each["because"]]
     assert "of its range 0 to 0.5" in small["because"]
     assert "noise floor" in small["because"]
-    assert small["override"].startswith("'algorithm.gdpo_reward_weights={right: 1, similar: 0.")
+    assert small["override"].startswith("'++algorithm.gdpo_reward_weights={similar: 0.")
 
 
 def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
@@ -589,7 +716,8 @@ def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
     weights = replayed(rows, condition)["advice"]
     assert all("influence" in each["because"] for each in weights)
     found = replayed(rows, "algorithm.gdpo_reward_keys=[correctness]")
-    assert (found["advice"], found["conclusion"]) == ([], "nothing would change")
+    assert found["advice"] == []
+    assert found["conclusion"].startswith("no advice. 60 groups were examined for what is paid")
     few = replayed(drawn(12, dead))
     assert few["advice"] == []
     assert few["conclusion"].startswith("cannot be said from 12 groups")

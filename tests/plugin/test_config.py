@@ -204,6 +204,12 @@ REFUSED = [
     ("norm_adv_by_std_in_grpo", "1", ": expected true or false, found 1"),
     ("gdpo.conditions", "false", ": expected a mapping, found False"),
     ("gdpo.conditions", "{length: {on: len, at_least: 1}}", r"\.length: 'len' is not among"),
+    (
+        "gdpo.conditions",
+        "{length: {on: correctness, at_least: 3.1}}",
+        r"\.length\.at_least: expected a threshold from -3 to 3, .* found 3\.1",
+    ),
+    ("gdpo.conditions", "'{length'", ": expected a mapping in JSON"),
     ("gdpo_reward_weight", "1.0", r": unknown.*mean 'gdpo_reward_weights'\?$"),
     ("gdpo_whiten", "1.0", r": unknown.*mean 'gdpo\.whiten'\?$"),
     ("gdpo_gate", "1.0", r": unknown.*mean 'gdpo\.gate'\?$"),
@@ -272,6 +278,7 @@ def test_a_bad_setting_is_refused_with_its_full_key(key: str, value: str, messag
         f"gdpo: {{whiten: sequence, epsilon: 1e-12}}, {KEYS}: ['1'], {WEIGHTS}: [-1]",
         f"norm_adv_by_std_in_grpo: true, {KEYS}: [a, b], {WEIGHTS}: [0, 1]",
         f"gdpo: {{}}, {WEIGHTS}: {{length: 2}}",
+        f"gdpo: {{}}, {WEIGHTS}: '{{\"length\": 2}}'",
         f"gdpo: {{variant: dara}}, {WEIGHTS}: {NEGATIVE}",
     ],
 )

@@ -1,8 +1,8 @@
 """`gdpo_verl.trl.GDPOTrainer` trains a step, and its advantages are the pure function's.
 
-TRL writes a table of each step's completions, with the rewards that it received (float32) and the
-advantages; the length of a response follows from its words. Where TRL's own advantages are others,
-test_conformance.py says.
+TRL writes a table of each step's completions, with the rewards that it received (its own trainer as
+float32) and the advantages; the length of a response follows from its words. Where TRL's own
+advantages are others, test_conformance.py says.
 
 verl 0.9.1 imports from any TRL that it finds a class which TRL 1.16 no longer has, and then cannot
 train. So TRL lies beside the packages of the environment, where only `trl_step.py` sees it:
@@ -126,6 +126,10 @@ STEPS = {
             "gdpo_reward_weights": {"rank": 0.5},
         }
     ),
+    "derived, partly scored": step(
+        {"gdpo": {"derived": {"known": "pkg://group_functions:known"}}},
+        [[*ROWS[0][:2], None], *ROWS[1:]],
+    ),
     "infinite": step(rewards=[[1.0, -math.inf, 1.0], *ROWS[1:]]),
     "weights twice": step({"gdpo_reward_weights": {KEYS[0]: 2.0}}, reward_weights=WEIGHTS),
     "reported": step(
@@ -188,9 +192,11 @@ def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor
     (path,) = (results / name / "completions").glob("*.parquet")
     columns = pq.read_table(path).to_pydict()
     rewards = tensor(zip(*(columns[key] for key in KEYS), strict=True))
-    given = tensor((STEPS | TWO)[name]["rewards"]).float().double()
+    given = tensor((STEPS | TWO)[name]["rewards"])
     if shaped:
-        given = -given
+        given = -given.float().double()
+    if (STEPS | TWO)[name]["gdpo"] is None:
+        given = given.float().double()
     torch.testing.assert_close(rewards, given, rtol=0, atol=0, equal_nan=True)
     # A response of fewer than the two words that it may have has ended with one token more.
     lengths = torch.tensor([min(len(text.split()) + 1, 2) for text in columns["completion"]])
@@ -236,14 +242,16 @@ def test_it_trains_with_the_advantages_of_the_pure_function(
     check(results, name, **options)
 
 
-def test_derived_components_are_those_of_the_whole_group(results: Path) -> None:
-    rewards, mask, logged, _ = read(results, "derived")
-    infos = [dict(zip(KEYS, row, strict=True)) for row in rewards.tolist()]
+@pytest.mark.parametrize("name", ["derived", "derived, partly scored"])
+def test_derived_components_are_those_of_the_whole_group(results: Path, name: str) -> None:
+    _, mask, logged, _ = read(results, name)
+    infos = [dict(zip(KEYS, row, strict=True)) for row in STEPS[name]["rewards"]]
     groups = [row // 4 for row in range(len(infos))]
-    config = STEPS["derived"]["gdpo"]
+    config = STEPS[name]["gdpo"]
     expected = advantages_of(infos, groups, mask.sum(dim=1).tolist(), config=config)
     assert logged.tolist() == pytest.approx(expected, abs=1e-12)
-    assert set(read_run(results / "derived").components) == {*KEYS, "brevity", "rank"}
+    derived = set(config["gdpo"]["derived"])
+    assert set(read_run(results / name).components) == {*KEYS, *derived}
 
 
 @pytest.mark.slow
@@ -311,6 +319,19 @@ def test_replay_finds_the_settings_of_the_logged_advantages(
     assert found.reproduces is not None
     assert found.reproduces <= tolerance
     assert found.recorded.keys == tuple(KEYS)
+
+
+OWN = ["defaults", "partly scored", "settings", "as TRL", "evaluated", "keys and TRL's weights"]
+OWN += ["shaped", "scheduled", "derived", "derived, partly scored"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_its_own_runs_reproduce_in_replay(results: Path, name: str) -> None:
+    found = replay([results / name])
+    assert found.reproduces is not None
+    assert found.reproduces <= 1e-12
+    assert found.recorded.setting == found.asked.setting
+    assert not [note for note in found.notes if "no token counts" in note]
 
 
 def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.replay.advice import advise
 from gdpo_verl.lab.replay.capacity import capacity
-from gdpo_verl.lab.replay.figures import Figures, passing_values
+from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.output import verdict_lines
 from gdpo_verl.lab.replay.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
@@ -27,7 +27,7 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
     decomposition = batch.decomposition
     chosen = str(config.algorithm.get("adv_estimator"))
     setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
-    figures = Figures(passing_values(objective, decomposition.raw))
+    figures = Figures(known_passing(objective))
     figures.add(setting, decomposition, setting.advantage(decomposition))
     verdict = advise(figures)
     prompts = OmegaConf.select(config, "data.train_batch_size")

@@ -88,6 +88,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
         ("--function", "FILE:NAME", "a reward that scores the answers anew"),
         ("--group", "COLUMN", "the answers of one prompt share its value; for other rows"),
         ("--components", "COLUMN[,…]", "the reward components, where nothing names them"),
+        ("--outcome", "COMPONENT", "says whether an answer solved its task, where no name tells"),
         ("--tokenizer", "MODEL", "counts tokens where the rows hold no counts"),
     ):
         replay.add_argument(option, metavar=place, default="", help=about)
@@ -199,6 +200,7 @@ def _replay(options: argparse.Namespace) -> None:
         tokenizer=options.tokenizer,
         rows_file=options.rows,
         trust=options.trust,
+        outcome=options.outcome,
     )
     print(printable(output.to_text(result)))
     _write_json(options.json, output.to_json(result))

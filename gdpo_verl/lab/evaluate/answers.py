@@ -167,13 +167,17 @@ def _number(value: Any) -> float | None:
 
 
 def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | None:
-    """The largest value of each component, None where it has none; None of an unknown reward."""
+    """The largest value of each component, None where it has none; None of an unknown reward.
+
+    A component by turn has none: its range is that of one turn, and its measure the sum of them.
+    """
     if "reward" not in config:
         return None
     declared: dict[str, float | None] = {}
     try:
         if trust or not foreign_code(OmegaConf.masked_copy(config, "reward")):
-            declared = {each.name: each.high for each in declared_reward(config)}
+            for each in declared_reward(config):
+                declared[each.name] = None if each.by_turn else each.high
     except (ValueError, ModuleNotFoundError):  # it was written elsewhere
         return None
     keys = OmegaConf.select(config, "algorithm.gdpo_reward_keys", default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -90,7 +91,8 @@ def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
         values |= _of_measure(name, scored, evaluation.samples)
         if high is not None and high != 1:
             reached = {
-                question: [float(number == high) for number in numbers]
+                # A reward in single precision has 0.699999988 where 0.7 is declared.
+                question: [float(math.isclose(number, high, rel_tol=1e-6)) for number in numbers]
                 for question, numbers in scored.items()
             }
             values |= _of_measure(f"{name} = {high:g}", reached, evaluation.samples)

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.evaluate.model import Model, check_tensors, find_model
 from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import launch
-from gdpo_verl.lab.run.launch import quoted
 from gdpo_verl.lab.rundir.layout import CONFIG, DONE, VALIDATION
 from gdpo_verl.lab.rundir.run import config_of, read_launch
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code, named_code

@@ -16,21 +16,23 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition
+from gdpo_verl.config.parsing import check_component
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.lab.replay.advice import Verdict, advise
-from gdpo_verl.lab.replay.figures import Figures, passing_values
+from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
     ESTIMATORS,
+    Overrides,
     Setting,
     asked_setting,
     grpo_of_score,
     parse_overrides,
     recorded_batches,
+    with_overrides,
 )
 from gdpo_verl.lab.replay.sources import Batch, Source
 
@@ -75,6 +77,7 @@ def replay(
     tokenizer: str | None = None,
     rows_file: Path | None = None,
     trust: bool = False,
+    outcome: str = "",
 ) -> Replay:
     """Compute what the settings make of stored answers.
 
@@ -86,6 +89,7 @@ def replay(
       tokenizer: counts tokens where the rows hold no counts.
       rows_file: gets a line of JSON for each answer.
       trust: a run's configuration may name code from outside of this package.
+      outcome: the component that says whether an answer solved its task; "" finds it.
 
     Raises:
       ValueError: a source, a row or a setting is wrong; names file and line, or the key.
@@ -94,6 +98,7 @@ def replay(
         raise ValueError("WHERE: expected a run, a folder of dumps or a file of rows, found none")
     settings = parse_overrides(overrides)
     result = Replay([str(path) for path in where])
+    result.asked.named_outcome = outcome
     with contextlib.ExitStack() as stack:
         scorer = None
         if function:
@@ -108,7 +113,7 @@ def replay(
                 path,
                 group=group,
                 named=components,
-                keys=settings.get("gdpo_reward_keys") or (),
+                keys=with_overrides({}, settings).get("gdpo_reward_keys") or (),
                 scorer=scorer,
                 counter=counter,
                 trust=trust,
@@ -122,7 +127,7 @@ def replay(
 
 
 def _replay_source(
-    source: Source, overrides: DictConfig, result: Replay, out: TextIO | None
+    source: Source, overrides: Overrides, result: Replay, out: TextIO | None
 ) -> None:
     """Add the answers of a source to those of the sources before it."""
     if not source.components:
@@ -132,6 +137,8 @@ def _replay_source(
             "with gdpo-verl installed."
         )
     asked = asked_setting(source, overrides)
+    if result.asked.named_outcome:
+        check_component("--outcome", result.asked.named_outcome, asked.objective.keys)
     source.notes += _about(source)
     steps = set()
     for batch, recorded in recorded_batches(source, asked):
@@ -162,7 +169,8 @@ def _about(source: Source) -> Iterator[str]:
         yield f"{path}: trained with {trained_with}; recorded are then GRPO's advantages"
     if source.is_ours and source.algorithm is None:
         yield f"{path}: no config.yaml; the recorded settings are taken to be GDPO's defaults"
-    if not (source.named or source.scorer or source.logged):
+    settings_name_them = source.is_trls and source.algorithm
+    if not (source.named or source.scorer or source.logged or settings_name_them):
         names = ", ".join(each.name for each in source.components)
         yield (
             f"{path}: every column of numbers is taken for a component ({names}); --components "
@@ -181,8 +189,8 @@ def _compare(
     decomposition = asked.decompose(batch)
     after = asked.advantage(decomposition, batch)
     if not result.rows:
-        passing = passing_values(asked.objective, decomposition.raw)
-        result.asked.passing = result.recorded.passing = passing
+        known = known_passing(asked.objective)
+        result.asked.known_passing = result.recorded.known_passing = known
     result.asked.add(asked, decomposition, after)
     decomposition, computed = _recorded(result, source, batch, recorded)
     stored = batch.numbers(recorded.column if source.is_ours else "advantage")

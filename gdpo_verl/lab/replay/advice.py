@@ -6,12 +6,13 @@ An interval is of resampled groups. What it leaves open is not advised, and said
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gdpo_verl.advantage.checks import EPSILON
+from gdpo_verl.lab.overrides import override
 from gdpo_verl.lab.replay.figures import Array, Figures, divided, interval
 
 MOST = 5
@@ -62,7 +63,20 @@ def advise(found: Figures) -> Verdict:
     still_open = "; ".join(line.because for line in lines if not line.override)
     if still_open:
         return Verdict(advice, f"cannot be said from {found.several} groups: {still_open}")
-    return Verdict(advice, "" if advice else "nothing would change")
+    if advice:
+        return Verdict(advice)
+    failing = f"fail {found.outcome or 'the outcome, of which none is known'}"
+    return Verdict(
+        conclusion=f"no advice. {found.several} groups were examined for what is paid to responses "
+        f"that {failing}, for components that never vary or do as another does, for influence that "
+        "is not shared as declared, and for small deviations and whitening that magnify noise, as "
+        "far as the estimator has them"
+    )
+
+
+def _may_differ(found: Figures) -> bool:
+    """Return whether the variant is defined with weights that differ."""
+    return found.setting.objective.config.chosen_variant.weights != "equal"
 
 
 def _carries(found: Figures, key: str) -> bool:
@@ -80,7 +94,7 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
     verdicts = dict(zip(found.keys, np.asarray(found.verdicts), strict=True))
     measured = [key for key in found.keys if found.weights[key] == 0 and verdicts[key]]
     guards = [key for key in measured if _carries(found, key) and key != found.outcome]
-    if found.outcome is not None:
+    if found.outcome in found.passing:
         guards.insert(0, found.outcome)
     # A condition counts a failing answer as 0, which below 0 would be a reward.
     lowest = dict(zip(found.keys, np.asarray(found.low), strict=True))
@@ -100,27 +114,43 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
         if low <= PAID_TO_FAILURES or not _carries(found, key):
             yield Advice("", f"whether {key} pays answers that fail {guard} ({text})")
             continue
+        threshold = _short(found.passing[guard])
+        if found.passed[guard] < FEWEST_VARYING:
+            yield Advice(
+                "",
+                f"whether {key} should depend on {guard}: a response reaches {threshold} in "
+                f"{found.passed[guard]} groups only",
+            )
+            continue
         taken.add(key)
-        threshold = f"{found.passing[guard]:g}"
+        changed = {**conditions, key: {"on": guard, "at_least": threshold}}
         yield Advice(
-            f"'algorithm.gdpo.conditions={{{key}: {{on: {guard}, at_least: {threshold}}}}}'",
+            override("algorithm.gdpo.conditions", changed),
             f"{text} of what {key} pays goes to answers that fail {guard} (below {threshold})",
         )
 
 
 def _spare(found: Figures) -> Iterator[Advice]:
-    """Name components that never vary, and those that do as another does."""
+    """Name components that never vary, and those that do as another does.
+
+    Such a component gets the weight 0. It is still returned, so that a condition, a gate or a
+    derived component may name it.
+    """
+    schedule = found.setting.objective.config.schedule
+    weighted = [key for key in found.keys if found.weights[key] != 0 and key not in schedule]
     pairs = zip(found.keys, found.varying, strict=True)
-    still = [key for key, count in pairs if count == 0 and found.weights[key] != 0]
-    if still and len(still) < len(found.keys):
+    still = [key for key, count in pairs if count == 0 and key in weighted]
+    if not _may_differ(found):
+        return
+    if still and len(still) < len(weighted):
         verb = "varies" if len(still) == 1 else "vary"
         most = 3 / found.several  # the 95 % bound where none of n was seen
         yield Advice(
-            _without(found, still),
+            _weights_override(found, dict.fromkeys(still, 0.0)),
             f"{', '.join(still)} {verb} in none of {found.several} groups (at most {most:.1%} of "
             "all, with 95 %): nothing is learnt from that",
         )
-    carrying = [k for k, key in enumerate(found.keys) if _carries(found, key)]
+    carrying = [k for k, key in enumerate(found.keys) if key in weighted and _carries(found, key)]
     for first, second in itertools.combinations(carrying, 2):
         value, low, high = interval(found.correlation[:, first, second])
         if not value > ALIKE:
@@ -129,20 +159,18 @@ def _spare(found: Figures) -> Iterator[Advice]:
         text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
         if low > ALIKE:
             yield Advice(
-                _without(found, [found.keys[second]]),
+                _weights_override(found, {found.keys[second]: 0.0}),
                 f"{name}: correlation within groups {text}; together they count twice",
             )
         else:
             yield Advice("", f"whether {name} ({text})")
 
 
-def _without(found: Figures, keys: Sequence[str]) -> str:
-    kept = ", ".join(name for name in found.keys if name not in keys)
-    return f"'algorithm.gdpo_reward_keys=[{kept}]'"
-
-
 def _weights(found: Figures) -> Iterator[Advice]:
-    """Advise weights after which influence agrees with the declared ones."""
+    """Advise weights after which influence is shared as the declared weights are.
+
+    The aim is the share that each weight declares, not an equal one.
+    """
     config = found.setting.objective.config
     declared = np.array(list(found.weights.values()))
     use = (declared != 0) & (np.array(found.varying) > 0)
@@ -155,23 +183,26 @@ def _weights(found: Figures) -> Iterator[Advice]:
     certain = False
     for k in np.flatnonzero(use):
         value, low, high = interval(values[:, k])
-        evidence.append(f"{found.keys[k]} {value:.0%} [{low:.0%}, {high:.0%}] of {target[k]:.0%}")
+        share = f"{value:.0%} [{low:.0%}, {high:.0%}]"
+        evidence.append(f"{found.keys[k]} has {share}, declared are {target[k]:.0%}")
         certain |= low > target[k] + TOLERANCE or high < target[k] - TOLERANCE
-    text = ", ".join(evidence)
+    text = "; ".join(evidence)
     if np.abs(values[0] - target).max() <= TOLERANCE:
         return
     if not certain:
-        yield Advice("", f"whether influence agrees with the weights ({text})")
+        yield Advice("", f"whether influence is shared as the weights declare ({text})")
         return
     weights = _agreeing(found, declared, target)
     if weights is None:
-        yield Advice("", f"weights under which influence agrees ({text})")
+        yield Advice("", f"weights under which influence is shared as declared ({text})")
         return
-    # One that never varies may be left out by another advice.
-    kept = (use | (declared == 0)).tolist()
-    changed = itertools.compress(zip(found.keys, weights.tolist(), strict=True), kept)
+    pairs = zip(found.keys, weights.tolist(), strict=True)
+    changed = {key: weight for key, weight in pairs if weight != found.weights[key]}
     yield Advice(
-        _weights_override(dict(changed)), f"influence is not as the weights declare: {text}"
+        _weights_override(found, changed),
+        f"influence is not shared as the weights declare: {text}. These weights aim at the "
+        f"declared shares, not at equal ones; up to {TOLERANCE * 100:.0f} points of difference "
+        "count as none. The intervals are of the shares, not of the weights",
     )
 
 
@@ -179,9 +210,17 @@ def _parts(values: Array) -> Array:
     return divided(values, np.abs(values).sum(axis=-1, keepdims=True))
 
 
-def _weights_override(weights: Mapping[str, float]) -> str:
-    listed = ", ".join(f"{key}: {weight:g}" for key, weight in weights.items())
-    return f"'algorithm.gdpo_reward_weights={{{listed}}}'"
+def _weights_override(found: Figures, weights: Mapping[str, float]) -> str:
+    """The override that changes some weights, and leaves the others as they are."""
+    given = found.setting.objective.config.reward_weights
+    changed = {**(given or {}), **{key: _short(weight) for key, weight in weights.items()}}
+    # What is given may be a list.
+    return override("algorithm.gdpo_reward_weights", changed, replaces=given is not None)
+
+
+def _short(number: float) -> float:
+    """A number as a person writes it: 1 for 1.0."""
+    return int(number) if number == int(number) else number
 
 
 def _agreeing(found: Figures, declared: Array, target: Array) -> Array | None:
@@ -237,12 +276,16 @@ def _small_spread(found: Figures) -> Iterator[Advice]:
     setting = found.setting
     if setting.estimator != "gdpo" or not setting.objective.config.scale:
         return
+    if not _may_differ(found):
+        return
     floor = float(divided(found.sums["squares"], found.sums["live"])[0])
     deviations = divided(found.sums["std"], found.sums["varies"])
     seen = np.stack([np.asarray(found.low), np.asarray(found.high)], axis=1).tolist()
     for k, key in enumerate(found.keys):
         bottom, top = setting.objective.ranges.get(key, seen[k])
         if found.weights[key] == 0 or top <= bottom or not _carries(found, key):
+            continue
+        if key in setting.objective.config.schedule:
             continue
         value, low, high = interval(deviations[:, k] / (top - bottom))
         if not value < SMALL_SPREAD:
@@ -253,7 +296,7 @@ def _small_spread(found: Figures) -> Iterator[Advice]:
             continue
         less = float(f"{found.weights[key] * value / SMALL_SPREAD:.2g}")
         yield Advice(
-            _weights_override(found.weights | {key: less}),
+            _weights_override(found, {key: less}),
             f"{key} deviates within groups by {text}, and is scaled up to 1 like the others "
             f"(noise floor {floor:.2f}): a rounding of it would be learnt",
         )
@@ -272,7 +315,7 @@ def _whitening_gain(found: Figures) -> Iterator[Advice]:
     if low > LARGE_GAIN:
         still = float((found.by_group["varies"].max(axis=1) == 0).mean())
         yield Advice(
-            "algorithm.gdpo.whiten=none",
+            override("algorithm.gdpo.whiten", "none"),
             f"whitening multiplies every advantage by {text}: in {still:.0%} of the groups nothing "
             "varies, and the others are scaled up for them",
         )

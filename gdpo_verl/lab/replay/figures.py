@@ -28,15 +28,12 @@ _LOTS = 4096
 Array: TypeAlias = Any  # numpy's, of float64
 
 
-def passing_values(objective: Objective, raw: Tensor) -> dict[str, float]:
-    """The value from which on each component is passed, as if it were the outcome.
+def known_passing(objective: Objective) -> dict[str, float]:
+    """The values from which on components are passed, as if each were the outcome, where known.
 
-    A condition's threshold, else the largest value that is declared, else the largest of the
-    answers `raw`, but not below 1.
+    A condition's threshold, else the largest value that is declared.
     """
-    largest = raw.nan_to_num(0.0).amax(dim=0).clamp(min=1.0)
-    values = dict(zip(objective.keys, largest.tolist(), strict=True))
-    values |= {key: high for key, (_, high) in objective.ranges.items()}
+    values = {key: high for key, (_, high) in objective.ranges.items()}
     conditions = objective.config.conditions.values()
     return values | {each["on"]: float(each["at_least"]) for each in conditions}
 
@@ -46,14 +43,16 @@ class Figures:
     """Sums over the rows of each group.
 
     Attributes:
-      passing: the value from which on a component is passed (`passing_values`).
+      known_passing: the values from which on components are passed, where they are known.
+      named_outcome: the component that the user names as the outcome; "" where none is named.
       known: the weights that made the advantages are known, and so the shares.
       settings: those that they are of; several where several runs had their own.
       low, high: the least and the largest value of each component, shape (K,).
       verdicts: whether each component was always 0 or 1, shape (K,).
     """
 
-    passing: Mapping[str, float] = field(default_factory=dict)
+    known_passing: Mapping[str, float] = field(default_factory=dict)
+    named_outcome: str = ""
     known: bool = True
     settings: list[Setting] = field(default_factory=list)
     low: Tensor | float = torch.inf
@@ -78,9 +77,29 @@ class Figures:
 
     @property
     def outcome(self) -> str | None:
-        """The component that says whether an answer solved its task; None where none does."""
+        """The component that says whether an answer solved its task; None where none does.
+
+        The one that the user names, else the one that the settings or the usual names tell, else
+        the only one that is always 0 or 1 and varies.
+        """
+        if self.named_outcome:
+            return self.named_outcome
         column = self.setting.objective.outcome_column
-        return None if column is None else self.keys[column]
+        if column is not None:
+            return self.keys[column]
+        pairs = zip(self.keys, np.asarray(self.verdicts), self.varying, strict=True)
+        binary = [key for key, is_verdict, count in pairs if is_verdict and count > 0]
+        return binary[0] if len(binary) == 1 else None
+
+    @property
+    def passing(self) -> dict[str, float]:
+        """The value from which on each component is passed.
+
+        Where it is not known, the largest of all answers; where these are all alike, none.
+        """
+        ends = zip(self.keys, np.asarray(self.low), np.asarray(self.high), strict=True)
+        largest = {key: float(high) for key, low, high in ends if low < high}
+        return largest | dict(self.known_passing)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -98,8 +117,11 @@ class Figures:
         z = torch.where(live[:, None], decomposition.normalized.nan_to_num(0.0), 0.0)
         terms = torch.where(live[:, None], setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
-        passing = [self.passing.get(key, 1.0) for key in self.keys]
-        fails = raw.nan_to_num(0.0) < torch.tensor(passing, dtype=torch.float64)
+        self._add_range(raw)
+        largest = dict(zip(self.keys, torch.as_tensor(self.high).tolist(), strict=True))
+        passing = [self.known_passing.get(key, largest[key]) for key in self.keys]
+        # One that is not scored fails.
+        fails = ~(raw >= torch.tensor(passing, dtype=torch.float64))
         combined = decomposition.combined.nan_to_num(0.0)
         rows = {
             "size": torch.ones_like(live),
@@ -109,6 +131,7 @@ class Figures:
             "std": torch.where(spread.group_varies, spread.std, 0.0),
             "share": terms.abs(),
             "paid": paid,
+            "failed": fails,
             # (K, K): what component k pays to answers that fail component l.
             "missed": paid[:, :, None] * fails[:, None, :],
             "influence": influence_terms(decomposition, advantage),
@@ -119,10 +142,24 @@ class Figures:
         for name, values in rows.items():
             sums = torch.zeros((groups.number, *values.shape[1:]), dtype=torch.float64)
             self._parts[name].append(sums.index_add_(0, groups.codes, values.to(torch.float64)))
+
+    def _add_range(self, raw: Tensor) -> None:
+        """Add a batch to the range of each component, and to what is known of its values.
+
+        Where the largest value rises and is what passes, all answers before have failed.
+        """
+        before = torch.as_tensor(self.high).expand(len(self.keys))
         self.low = torch.minimum(raw.nan_to_num(torch.inf).amin(0), torch.as_tensor(self.low))
-        self.high = torch.maximum(raw.nan_to_num(-torch.inf).amax(0), torch.as_tensor(self.high))
+        self.high = torch.maximum(raw.nan_to_num(-torch.inf).amax(0), before)
         verdict = raw.isnan() | (raw == 0) | (raw == 1)
         self.verdicts = verdict.all(0) & torch.as_tensor(self.verdicts)
+        for column in (self.high > before).nonzero().flatten().tolist():
+            if self.keys[column] in self.known_passing:
+                continue
+            for size, failed in zip(self._parts["size"], self._parts["failed"], strict=True):
+                failed[:, column] = size
+            for paid, missed in zip(self._parts["paid"], self._parts["missed"], strict=True):
+                missed[:, :, column] = paid
 
     @cached_property
     def by_group(self) -> dict[str, Array]:
@@ -150,6 +187,12 @@ class Figures:
         """The groups in which each component varies."""
         counts: list[int] = (self.by_group["varies"] > 0).sum(axis=0).tolist()
         return counts
+
+    @cached_property
+    def passed(self) -> dict[str, int]:
+        """The groups in which some answer passes each component."""
+        passes = self.by_group["failed"] < self.by_group["size"][:, None]
+        return dict(zip(self.keys, passes.sum(axis=0).tolist(), strict=True))
 
     @cached_property
     def sums(self) -> dict[str, Array]:
@@ -184,7 +227,7 @@ class Figures:
         share = divided(sums["share"][k], sums["share"].sum())
         influence = divided(sums["influence"][k], sums["live"])
         misses = np.nan
-        if outcome in self.keys:
+        if outcome in self.keys and outcome in self.passing:
             misses = self.misses[0, k, self.keys.index(outcome)]
         if not self.known:
             share = misses = np.nan

@@ -10,6 +10,7 @@ from typing import Any
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.replay import Replay
 from gdpo_verl.lab.replay.advice import Verdict
+from gdpo_verl.lab.replay.figures import Figures
 from gdpo_verl.lab.rundir.dumps import reward_of, scores_text, short_prompt, shorten
 from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import columns
@@ -47,6 +48,7 @@ def to_json(result: Replay) -> dict[str, Any]:
         "order_changes": result.order_changes,
         "sign_changes": result.sign_changes,
         "changed_most": result.changed_most,
+        "outcome": asked.outcome,
         "advice": [vars(each) for each in result.verdict.advice],
         "conclusion": result.verdict.conclusion,
         "notes": result.notes,
@@ -66,6 +68,7 @@ def to_text(result: Replay) -> str:
         *columns(table(result)),
         "",
         changes(result),
+        *_wrapped(outcome_text(result.asked), ""),
     ]
     for entry in result.changed_most[:_SHOWN]:
         file = Path(entry["file"]).name
@@ -101,6 +104,19 @@ def reproduction(result: Replay) -> str:
     )
 
 
+def outcome_text(figures: Figures) -> str:
+    """Say which component is taken to be the outcome."""
+    if figures.outcome is None:
+        return (
+            f"No outcome is known: none of {', '.join(figures.keys)} has a usual name, and not "
+            "exactly one of them is always 0 or 1. Name it with --outcome COMPONENT."
+        )
+    return (
+        f"{figures.outcome} is taken to be the outcome, which says whether a response solved its "
+        "task; --outcome COMPONENT names another."
+    )
+
+
 def changes(result: Replay) -> str:
     """Count what changes from the recorded to the asked settings."""
     return (
@@ -114,7 +130,7 @@ def table(result: Replay) -> list[Sequence[str]]:
     """A row for each component, the heading first."""
     asked = result.asked
     failing = "paid to failures"
-    if asked.outcome is not None:
+    if asked.outcome in asked.passing:
         failing = f"paid where {asked.outcome} < {asked.passing[asked.outcome]:g}"
     rows: list[Sequence[str]] = [("component", "varies in groups", "share", "influence", failing)]
     for name, pairs in to_json(result)["components"].items():

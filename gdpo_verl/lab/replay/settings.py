@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigTypeError
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition, Turns, group_normalize
@@ -19,6 +20,7 @@ from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.lab.rundir.trust import as_settings
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
+Overrides: TypeAlias = Sequence[tuple[str, Any]]
 ESTIMATORS = ("gdpo", "grpo")
 # What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.
 _TRLS: list[dict[str, Any]] = [
@@ -114,8 +116,8 @@ class Setting:
         return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
 
-def parse_overrides(overrides: Sequence[str]) -> DictConfig:
-    """The `algorithm` node of Hydra's overrides, as a training takes them.
+def parse_overrides(overrides: Sequence[str]) -> Overrides:
+    """The keys and values of Hydra's overrides of `algorithm`, as a training takes them.
 
     Raises:
       ValueError: one that Hydra refuses, that is of another node, or that changes no advantage.
@@ -123,8 +125,8 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    node = OmegaConf.create({"algorithm": {}})
     parser = OverridesParser.create()
+    parsed = []
     for override in overrides:
         try:
             (each,) = parser.parse_overrides([override])
@@ -138,22 +140,42 @@ def parse_overrides(overrides: Sequence[str]) -> DictConfig:
                 f"{key}: expected a setting of `algorithm`, which is computed from stored answers; "
                 "another one makes other answers, and needs a training"
             )
-        OmegaConf.update(node, key, each.value(), force_add=True)
-    algorithm: DictConfig = node.algorithm
+        parsed.append((key, each.value()))
+    algorithm = with_overrides({}, parsed)
     others = {str(key): value for key, value in algorithm.items() if key != "adv_estimator"}
     refuse_unused(others, VERL.root)
+    return parsed
+
+
+def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
+    """An `algorithm` node after overrides, one after the other, as Hydra does.
+
+    Raises:
+      ValueError: a mapping would be joined to a list, or a list to a mapping; names the key.
+    """
+    node = OmegaConf.create({"algorithm": dict(base)})
+    for key, value in overrides:
+        try:
+            OmegaConf.update(node, key, value, force_add=True)
+        except ConfigTypeError as error:
+            raise ValueError(
+                f"{key}: expected a value like {OmegaConf.select(node, key)}, which the run has, "
+                f"found {value}. Hydra does not join a mapping and a list. Write it as the run "
+                f"does, or set {key}=null first."
+            ) from error
+    algorithm: DictConfig = node.algorithm
     return algorithm
 
 
 def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Setting]]:
     """Each batch of a source with the settings that it was made with.
 
-    Those of a run are its own, of a stock dump GRPO's defaults, and of TRL's completions those
-    that make the advantages of the first batch.
+    Those of a run are its own, of a stock dump GRPO's defaults, and of the completions of TRL's
+    own trainer those that make the advantages of the first batch.
     """
     recorded = setting_of(recorded_algorithm(source), source)
     for number, batch in enumerate(source.batches()):
-        if source.is_trls and number == 0:
+        if source.is_trls and source.algorithm is None and number == 0:
             recorded = _closest_of_trl(source, batch, asked.objective)
         yield batch, recorded
 
@@ -167,11 +189,11 @@ def recorded_algorithm(source: Source) -> dict[str, Any]:
     return algorithm
 
 
-def asked_setting(source: Source, overrides: DictConfig) -> Setting:
+def asked_setting(source: Source, overrides: Overrides) -> Setting:
     """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
-    # A mapping is joined to what the run has there, as Hydra does.
-    return setting_of(OmegaConf.merge(as_settings(base), overrides), source)
+    merged = OmegaConf.to_container(with_overrides(base, overrides), resolve=False)
+    return setting_of(as_settings(merged), source)
 
 
 def setting_of(algorithm: Any, source: Source) -> Setting:

@@ -207,10 +207,14 @@ class Source:
         """The components in order; empty where there are none."""
         declared = {each.name: each for each in self.scorer.components} if self.scorer else {}
         names = self.named or list(declared) or self._found()
-        return [
-            declared.get(name, Component(name, by_turn=f"{name}{BY_TURN}" in self.columns))
-            for name in names
-        ]
+        # `GDPOTrainer` writes the ranges that it was given.
+        ranges = (self.algorithm or {}).get("ranges") or {}
+        found = []
+        for name in names:
+            low, high = ranges.get(name, (None, None))
+            by_turn = f"{name}{BY_TURN}" in self.columns
+            found.append(declared.get(name, Component(name, low, high, by_turn=by_turn)))
+        return found
 
     def _found(self) -> Sequence[str]:
         """The names of the components where neither the user nor a reward function says them."""

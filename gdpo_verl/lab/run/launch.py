@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 import gdpo_verl
 from gdpo_verl.cpu import settings as cpu_settings
 from gdpo_verl.lab.files import write_text
+from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
@@ -355,14 +356,6 @@ def _path_overrides(run: Path) -> list[str]:
         f"hydra.run.dir={quoted(run)}",
         "hydra.output_subdir=.",
     ]
-
-
-def quoted(path: Path | str) -> str:
-    """A path as Hydra reads it whole, in quotation marks where it needs them."""
-    if re.fullmatch(r"[\w/.+-]+", str(path)):
-        return str(path)
-    escaped = str(path).replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _reason(log: str) -> str:

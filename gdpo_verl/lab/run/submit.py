@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 
 import gdpo_verl
 from gdpo_verl import __version__
+from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import cluster_nodes, composition, launch
 from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD
 from gdpo_verl.lab.rundir import layout
@@ -136,7 +137,7 @@ def absolute(
         files = composition.named(config, key)
         whole = [_from_here(key, file, working_dir) for file in files]
         if whole != files:
-            texts = [launch.quoted(file) for file in whole]
+            texts = [quoted(file) for file in whole]
             one = isinstance(OmegaConf.select(config, key), str)
             added.append(f"{key}={texts[0] if one else '[' + ','.join(texts) + ']'}")
     return [*overrides, *added]
