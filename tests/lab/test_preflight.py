@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.lab.run.preflight import check_data_files, check_machine
+from gdpo_verl.lab.run.preflight import check_data_files, check_machine, check_steps
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
@@ -63,3 +63,27 @@ def test_devices_that_verl_would_wait_for_are_refused(monkeypatch):
     check_machine(training("cpu", 1, num_gpus=1))
     with pytest.raises(ValueError, match=r"trainer\.n_gpus_per_node=2.* found 1\."):
         check_machine(training("cpu", 2, num_gpus=1))
+
+
+def test_steps_beyond_the_epochs_are_refused(tmp_path):
+    file = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"data_source": ["toolbox"] * 10}), file)
+
+    def check(steps: int | None, files: list[str], batch: int = 4, **data: int) -> None:
+        trainer = {"total_training_steps": steps, "total_epochs": 3}
+        data = {"train_files": files, "train_batch_size": batch, **data}
+        check_steps(OmegaConf.create({"trainer": trainer, "data": data}))
+
+    check(6, [file])
+    check(15, [file, file])
+    check(None, [file])
+    check(70, [file, "rows.json"])  # rows that cannot be counted here
+    for files, options in (([file], {}), ([file, file], {"train_max_samples": 11})):
+        with pytest.raises(
+            ValueError, match=r"^trainer\.total_training_steps: .* at most 6, .* 7\."
+        ):
+            check(7, files, **options)
+    with pytest.raises(
+        ValueError, match=r"^data\.train_batch_size: .* at most the 10 rows .* 16\."
+    ):
+        check(None, [file], batch=16)

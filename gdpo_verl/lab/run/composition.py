@@ -161,6 +161,8 @@ def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[An
     optim = after.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
     steps = () if optim.lr_scheduler_type == "constant" and not warms_up else _STEPS
+    if after.trainer.total_training_steps is not None:
+        steps = steps[:1]  # they have the last word, for verl
     return {
         key: (old.get(key, "not set"), new.get(key, "not set"))
         for key in sorted(old | new)

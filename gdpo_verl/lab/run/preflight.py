@@ -79,10 +79,52 @@ def check_data_files(data: Any, *keys: str) -> None:
             raise ValueError(f"data.{key}: {fault} (working directory {os.getcwd()}). {remedy}")
 
 
+def check_steps(config: Any) -> None:
+    """Refuse more steps than verl's epochs have, where the rows can be counted here.
+
+    Prompts that verl leaves out as too long make them fewer still.
+
+    Raises:
+      ValueError: names the configuration key in full and the remedy.
+    """
+    trainer = config.trainer
+    data = config.data
+    if (data.get("custom_cls") or {}).get("path") or trainer.get("val_only"):
+        return
+    counts = [_row_count(os.path.expanduser(path)) for path in listed(data.train_files)]
+    if None in counts:
+        return
+    rows = sum(count or 0 for count in counts)
+    if data.get("train_max_samples", -1) > 0:
+        rows = min(rows, data.train_max_samples)
+    batch = data.train_batch_size
+    if rows < batch:
+        raise ValueError(
+            f"data.train_batch_size: expected at most the {rows} rows of data.train_files, found "
+            f"{batch}. Lower it, or give more rows."
+        )
+    steps = rows // batch * trainer.total_epochs
+    if (trainer.total_training_steps or 0) > steps:
+        raise ValueError(
+            f"trainer.total_training_steps: expected at most {steps}, which are trainer."
+            f"total_epochs={trainer.total_epochs} times through the {rows} rows of "
+            f"data.train_files with data.train_batch_size={batch}, found "
+            f"{trainer.total_training_steps}. Raise trainer.total_epochs, too."
+        )
+
+
 def _has_rows(path: str) -> bool:
+    count = _row_count(path)
+    if count is not None:
+        return count > 0
+    return not os.path.isfile(path) or os.path.getsize(path) > 0
+
+
+def _row_count(path: str) -> int | None:
+    """The number of rows of a Parquet file; None where that cannot be read here."""
     import pyarrow.parquet as pq
 
     with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
         if path.endswith(".parquet"):
-            return bool(pq.read_metadata(path).num_rows)
-    return not os.path.isfile(path) or os.path.getsize(path) > 0
+            return int(pq.read_metadata(path).num_rows)
+    return None
