@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,12 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.lab.run.preflight import check_data_files, check_machine, check_steps
+from gdpo_verl.lab.run.preflight import (
+    check_data_files,
+    check_machine,
+    check_steps,
+    sampler_fault,
+)
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
@@ -87,3 +93,30 @@ def test_steps_beyond_the_epochs_are_refused(tmp_path):
         ValueError, match=r"^data\.train_batch_size: .* at most the 10 rows .* 16\."
     ):
         check(None, [file], batch=16)
+
+
+def test_sampler_that_flashinfer_cannot_compile_is_named(tmp_path, monkeypatch):
+    installed = {"flashinfer"}
+    programs = {"ninja": "/venv/bin/ninja", "c++": "/usr/bin/c++"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr(shutil, "which", programs.get)
+    for name in ("CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    for file in (tmp_path / "bin" / "nvcc", tmp_path / "include" / "curand.h"):
+        assert sampler_fault() == f"CUDA's {file} is missing"
+        file.parent.mkdir()
+        file.touch()
+    assert sampler_fault() is None
+    monkeypatch.delenv("CUDA_HOME")
+    programs["nvcc"] = str(tmp_path / "bin" / "nvcc")
+    assert sampler_fault() is None
+    for program in ("ninja", "c++"):
+        place = programs.pop(program)
+        assert sampler_fault() == f"{program} is not on the PATH"
+        programs[program] = place
+    programs.clear()
+    installed.add("flashinfer_jit_cache")
+    assert sampler_fault() is None
+    installed.clear()
+    assert sampler_fault() == "flashinfer is not installed"

@@ -69,7 +69,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
             raise ValueError(f"{option}: expected at least 1, found {number}")
     model = find_model(request.model)
     recipe, config_dir = _configuration(request, model)
-    overrides = [*_overrides(request, model), *request.overrides]
+    overrides = [*_overrides(request, model), *_given_overrides(request)]
     config, complete = launch.composed(recipe, out, overrides, config_dir)
     _check_sampling(config)
     _check_workers(config, model)
@@ -148,6 +148,14 @@ def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path 
             "for example --recipe toolbox/gdpo"
         )
     return "config", model.run
+
+
+def _given_overrides(request: EvaluationRequest) -> Iterator[str]:
+    """Hydra's overrides as they were given, for a run as for a recipe."""
+    for override in request.overrides:
+        # A run's configuration names no parts that Hydra could exchange.
+        added = request.recipe is None and override.startswith("hardware=")
+        yield f"+{override}" if added else override
 
 
 def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from omegaconf import OmegaConf
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.tasks.catalog import prepare_command_of
 from gdpo_verl.lab.text import install_vllm
+
+# vLLM's variable; 0 leaves top-k and top-p to PyTorch.
+FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 def platform_of(config: Any) -> str | None:
@@ -52,6 +57,28 @@ def check_machine(config: Any) -> None:
             f"{install_vllm()}."
         )
     check_data_files(config.data)
+
+
+def sampler_fault() -> str | None:
+    """Say why FlashInfer cannot compile vLLM's sampler on this machine; None where it can.
+
+    vLLM 0.24 takes this sampler on every GPU and tries it while an engine starts, which ends where
+    FlashInfer 0.6 (flashinfer/jit/cpp_ext.py) neither has nor can compile its kernels.
+    """
+    if importlib.util.find_spec("flashinfer") is None:
+        return "flashinfer is not installed"
+    if importlib.util.find_spec("flashinfer_jit_cache") is not None:
+        return None  # compiled already
+    compiler = shutil.which("nvcc")
+    on_path = Path(compiler).parent.parent if compiler else Path("/usr/local/cuda")
+    home = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or on_path)
+    for file in (home / "bin" / "nvcc", home / "include" / "curand.h"):
+        if not file.is_file():
+            return f"CUDA's {file} is missing"
+    for program in (os.environ.get("CXX", "c++"), "ninja"):
+        if shutil.which(program) is None:
+            return f"{program} is not on the PATH"
+    return None
 
 
 def check_data_files(data: Any, *keys: str) -> None:
