@@ -272,10 +272,9 @@ def test_the_checkout_is_tested_and_not_an_installed_copy(tmp_path):
 
     def collect(*options: str) -> str:
         arguments = ["--collect-only", "-q", *options, str(ROOT / "tests" / "test_setup.py")]
-        code = f"import pytest; pytest.main({arguments})"
-        return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
-        ).stdout
+        command = [sys.executable, "-c", f"import pytest; pytest.main({arguments})"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        return done.stdout + done.stderr
 
     assert "test_the_checkout_is_tested" in collect()
     assert "expected the package of this checkout" in collect("-c", "other.ini")
