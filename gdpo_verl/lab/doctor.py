@@ -214,7 +214,7 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding(subject, state, "" if state == well else remedy)
     yield _device(result["device"], result["vLLM"])
     yield _vllm(result["vLLM"], result["device"])
-    yield from _advice(result["device"])
+    yield from _peft()
     # These two have a line only where they fail.
     for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
         fault = result[subject]
@@ -222,21 +222,13 @@ def _fresh_process() -> Iterator[Finding]:
             yield Finding(subject, _state(fault), remedy)
 
 
-def _advice(device: dict[str, Any]) -> Iterator[Finding]:
-    """No remedy: `gdpo-verl train` sees to both."""
-    from gdpo_verl.lab.run.preflight import FLASHINFER_SAMPLER, sampler_fault
+def _peft() -> Iterator[Finding]:
+    """No remedy: the recipes set it, and any other run is rejected."""
     from gdpo_verl.plugin.model import peft_without_fsdp1
 
     peft = peft_without_fsdp1()
     if peft:
         yield Finding("peft", f"{peft}: LoRA needs actor_rollout_ref.actor.strategy=fsdp2")
-    fault = sampler_fault() if device.get("gpus") else None
-    if fault:
-        yield Finding(
-            "vLLM's sampler",
-            f"PyTorch's, because {fault}. gdpo-verl train sets {FLASHINFER_SAMPLER}=0; set it "
-            "before verl's own command and before `ray start`",
-        )
 
 
 def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:

@@ -106,12 +106,6 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
         f"steps    {steps if steps else f'{trainer.total_epochs} times through the data'}, each of "
         f"{config.data.train_batch_size} prompts × {rollout.n} responses"
     )
-    kept = trainer.max_actor_ckpt_to_keep
-    if trainer.save_freq > 0:
-        yield (
-            f"saves    a checkpoint every {trainer.save_freq} steps, of which "
-            f"{f'the newest {kept}' if kept else 'all'} are kept"
-        )
     model = config.actor_rollout_ref.model
     name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     rows = "packed" if model.use_remove_padding else "padded to the longest of their micro-batch"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fcntl
 import hashlib
@@ -157,8 +156,4 @@ def _digest(path: Path) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
         digest.update(file.read_bytes() if size <= DIGEST_BYTES else b"")
-    if path.suffix == ".py":
-        with contextlib.suppress(SyntaxError, ValueError):
-            # Comments and layout decide nothing.
-            digest = hashlib.sha256(ast.unparse(ast.parse(path.read_bytes())).encode())
     return digest.hexdigest()[:16]

@@ -116,26 +116,16 @@ def check_steps(config: Any) -> None:
     """
     trainer = config.trainer
     data = config.data
-    if (data.get("custom_cls") or {}).get("path") or trainer.get("val_only"):
-        return
     counts = [_row_count(os.path.expanduser(path)) for path in listed(data.train_files)]
-    if None in counts:
+    if None in counts or (data.get("custom_cls") or {}).get("path"):
         return
     rows = sum(count or 0 for count in counts)
-    if data.get("train_max_samples", -1) > 0:
-        rows = min(rows, data.train_max_samples)
-    batch = data.train_batch_size
-    if rows < batch:
-        raise ValueError(
-            f"data.train_batch_size: expected at most the {rows} rows of data.train_files, found "
-            f"{batch}. Lower it, or give more rows."
-        )
-    steps = rows // batch * trainer.total_epochs
+    steps = rows // data.train_batch_size * trainer.total_epochs
     if (trainer.total_training_steps or 0) > steps:
         raise ValueError(
             f"trainer.total_training_steps: expected at most {steps}, which are trainer."
             f"total_epochs={trainer.total_epochs} times through the {rows} rows of "
-            f"data.train_files with data.train_batch_size={batch}, found "
+            f"data.train_files with data.train_batch_size={data.train_batch_size}, found "
             f"{trainer.total_training_steps}. Raise trainer.total_epochs, too."
         )
 
