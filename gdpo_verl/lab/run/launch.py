@@ -173,7 +173,7 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     platform = preflight.platform_of(config)
     if platform:
         environment["VERL_PLATFORM"] = platform
-    if config.trainer.device == "cuda" and preflight.sampler_fault():
+    if config.trainer.get("device") == "cuda" and preflight.sampler_fault():
         environment.setdefault(preflight.FLASHINFER_SAMPLER, "0")
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
