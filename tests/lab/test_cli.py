@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from gdpo_verl.lab.cli import main
+from gdpo_verl.lab.tasks.rows import tokenizer_of
 
 REFUSED = {
     "train toolbox/gdop": r"'toolbox/gdop' does not exist.*Did you mean 'toolbox/gdpo'",
@@ -18,6 +19,7 @@ REFUSED = {
     "train toolbox/gdpo --retries x": r"--retries: 'x' is not a number of starts: 0, 1, 2, …",
     "train toolbox/gdpo --retry 3": r"unrecognized arguments: --retry 3",
     "train toolbox/gdpo -- --no-wait": r"unrecognized arguments: -- --no-wait",
+    "train toolbox/gdpo RUN=run": r"RUN= is a variable of the scripts.* Give --run RUN",
     "submit gsm8k/gdpo --run run": r"--run: 'run' is relative",
     "submit gsm8k/gdpo --run /run --env NOT_SET": r"--env: NOT_SET is not set",
     "submit toolbox/gdpo --run /run": r"model\.path: .*'~/models/.*verl's own default",
@@ -40,6 +42,12 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(
     assert status in (1, 2)
     assert re.search(sentence, capsys.readouterr().err)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_missing_transformers_is_named_with_its_own_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"^--tokenizer: .* pip install transformers$"):
+        tokenizer_of("model", "--tokenizer")
 
 
 def test_a_reader_that_has_enough_is_no_fault():

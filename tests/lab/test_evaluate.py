@@ -255,7 +255,7 @@ def model(tmp_path):
 
 def composed(request, model, tmp_path):
     recipe, directory = run._configuration(request, model)
-    overrides = [*run._overrides(request, model), *request.overrides]
+    overrides = [*run._overrides(request, model), *run._given_overrides(request)]
     return launch.composed(recipe, tmp_path / "out", overrides, directory)[0]
 
 
@@ -294,6 +294,9 @@ def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(model
     assert list(config.actor_rollout_ref.actor.checkpoint.load_contents) == ["model"]
     assert (config.data.max_response_length, config.trainer.project_name) == (40, "toolbox")
     assert config.trainer.validation_data_dir == str(tmp_path / "out" / "validation")
+    # On another machine than the training's.
+    elsewhere = run.EvaluationRequest(str(training), overrides=["hardware=cpu"])
+    assert composed(elsewhere, found, tmp_path).trainer.device == "cpu"
     # Another task's questions, for the same weights.
     other = run.EvaluationRequest(str(training), "gsm8k/gdpo", overrides=["hardware=cpu"])
     assert composed(other, found, tmp_path).actor_rollout_ref.model.path == str(model)

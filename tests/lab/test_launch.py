@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
 
+from gdpo_verl.lab import dry_run
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.run import launch, progress
+from gdpo_verl.lab.run import launch, preflight, progress
+from gdpo_verl.lab.run.checkpoints import CheckpointError
 from gdpo_verl.lab.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.lab.run.composition import NOT_SCIENCE, changed_science, compose
 from gdpo_verl.lab.run.memory import remedy_for
@@ -102,6 +105,10 @@ def test_steps_are_science_where_the_learning_rate_depends_on_them():
             for steps in (20, 40)
         )
         assert list(changed_science(short, long)) == changed
+    # Where the steps are set, the epochs only limit them.
+    long = short.copy()
+    long.trainer.total_epochs += 1
+    assert changed_science(short, long) == {}
 
 
 def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has():
@@ -119,14 +126,75 @@ def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path):
         started(tmp_path, "toolbox/gdpo", "trainer.nnodes=2")
 
 
-def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path):
+def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path, capsys):
     started(tmp_path)
     (tmp_path / "done").touch()
     launch.train("toolbox/gdpo", tmp_path)
+    said = r"is finished, and nothing was trained\. .* raise trainer\.total_training_steps=40$"
+    assert re.search(said, capsys.readouterr().err.strip())
     launch.train("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=20"])
     assert not (tmp_path / "train.log").exists()
     longer = composed("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=80"])
     assert not is_finished(tmp_path, longer)
+
+
+def test_training_that_its_epochs_end_before_its_steps_names_the_key():
+    def end(reached: int, steps: int | None = 90, loggers: str = "[console,file]") -> None:
+        trainer = f"{{total_epochs: 2, total_training_steps: {steps or 'null'}, logger: {loggers}}}"
+        config = OmegaConf.create(f"trainer: {trainer}")
+        launch._require_last_step("toolbox/gdpo", config, reached)
+
+    end(90)
+    with pytest.raises(launch.LaunchError, match=r"total_epochs=2 ended .* step 80, before .*=90"):
+        end(80)
+    end(0, loggers="[console]")  # then the last step is not known
+    end(80, steps=None)
+
+
+def test_edited_reward_is_refused_with_the_option_that_accepts_it(tmp_path):
+    reward = tmp_path / "rewards.py"
+    config = composed("toolbox/gdpo", tmp_path, [f"reward.custom_reward_function.path={reward}"])
+
+    def start(**options: bool) -> list[str]:
+        with lock_run(tmp_path, "toolbox/gdpo", config, **options):
+            return json.loads((tmp_path / "launch.json").read_text())["accepted"]
+
+    reward.write_text("def compute_score():\n    return 1\n")
+    assert start() == []
+    reward.write_text("def compute_score():\n    return 2\n")
+    with pytest.raises(RunDirectoryError, match=r"(?s)rewards\.py holds .* --accept-changed-files"):
+        start()
+    (change,) = start(accept_changed_files=True)
+    assert "rewards.py holds something else" in change
+    assert start() == [change]
+    # A setting can be put back, and no option accepts it.
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    config.data.train_batch_size += 1
+    with pytest.raises(RunDirectoryError, match=r"(?s)train_batch_size: .* may change\.$"):
+        start(accept_changed_files=True)
+
+
+def test_a_dry_run_refuses_the_directories_that_a_start_refuses(tmp_path):
+    started(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert (
+        "actor.optim.lr: "
+        in dry_run.dry_run(
+            "toolbox/gdpo", tmp_path, ["actor_rollout_ref.actor.optim.lr=1e-5"]
+        ).problems[0]
+    )
+    config = composed("toolbox/gdpo", tmp_path, [])
+    write_checkpoint(tmp_path / "checkpoints", 1)
+    dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+    (tmp_path / "checkpoints" / "global_step_1" / "data.pt").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    with (
+        lock_run(tmp_path, "toolbox/gdpo", config),
+        pytest.raises(RunDirectoryError, match="still runs"),
+    ):
+        dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
 
 
 def test_another_policy_of_the_same_name_is_noticed(tmp_path):
@@ -158,6 +226,18 @@ def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monke
     assert "VERL_PLATFORM" not in launch.environment_of(tmp_path, on_gpus)
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
+
+
+def test_flashinfer_s_sampler_is_switched_off_where_it_cannot_be_compiled(tmp_path, monkeypatch):
+    on_gpus = OmegaConf.create({"trainer": {"device": "cuda"}})
+    variable = preflight.FLASHINFER_SAMPLER
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(preflight, "sampler_fault", lambda: "no compiler")
+    assert launch.environment_of(tmp_path, on_gpus)[variable] == "0"
+    on_cpu = OmegaConf.create({"trainer": {"device": "cpu"}})
+    assert variable not in launch.environment_of(tmp_path, on_cpu)
+    monkeypatch.setenv(variable, "1")
+    assert launch.environment_of(tmp_path, on_gpus)[variable] == "1"
 
 
 def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):

@@ -8,9 +8,11 @@ import httpx
 import pytest
 from huggingface_hub import errors
 from omegaconf import DictConfig, OmegaConf
+from processes import in_fresh_process
 
 from gdpo_verl.lab.cli import main
-from gdpo_verl.plugin.model import check_model
+from gdpo_verl.plugin import model as our_model
+from gdpo_verl.plugin.model import check_lora, check_model, peft_without_fsdp1
 
 KEY = "actor_rollout_ref.model.path"
 
@@ -118,3 +120,51 @@ def test_forgotten_model_is_said_before_anything_starts(
     printed = "".join(capsys.readouterr())
     assert f"{KEY}: expected a model's directory or a hub id, found no config.json" in printed
     assert not (run / "config.yaml").exists()  # with which the right path would not agree
+
+
+@pytest.mark.parametrize(
+    ("peft", "affected"),
+    [("0.20.0", False), ("0.21.0", True), ("0.21.2", True), ("0.22.0.dev0", True), ("1.0", True)],
+)
+def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(
+    monkeypatch: pytest.MonkeyPatch, peft: str, affected: bool
+) -> None:
+    def check(strategy: str, rank: int = 8, merge: bool = False) -> None:
+        adapter = {"lora_rank": rank, "lora": {"merge": merge}}
+        actor = {"strategy": strategy}
+        check_lora(OmegaConf.create({"actor_rollout_ref": {"model": adapter, "actor": actor}}))
+
+    monkeypatch.setattr(our_model, "version", lambda name: peft)
+    check("fsdp2")
+    check("fsdp", rank=0)
+    check("fsdp", merge=True)
+    if not affected:
+        check("fsdp")
+        return
+    with pytest.raises(ValueError, match=r"^actor_rollout_ref\.actor\.strategy: .*fsdp2 for LoRA"):
+        check("fsdp")
+
+
+# One process and one shard: the names of the weights are those of any number.
+ADAPTER = """
+import json, torch
+from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import FullyShardedDataParallel
+from transformers import LlamaConfig, LlamaForCausalLM
+from verl.utils import fsdp_utils
+sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 16)
+heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_hidden_layers"), 1)
+adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+model = get_peft_model(LlamaForCausalLM(LlamaConfig(**sizes, **heads)), adapter)
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+policy = fsdp_utils.get_fsdp_wrap_policy(module=model, is_lora=True)
+cpu = torch.device("cpu")
+model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=cpu)
+print("@" + json.dumps(len(fsdp_utils.collect_lora_params(model, False, True))))
+"""
+
+
+@pytest.mark.slow
+def test_the_installed_peft_loses_the_adapter_under_fsdp1() -> None:
+    assert (in_fresh_process(ADAPTER) == 0) == (peft_without_fsdp1() is not None)

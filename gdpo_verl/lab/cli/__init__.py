@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Hydra would read a misspelt option as a key, and complain of another thing.
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if any(word.startswith("RUN=") for word in rest):
+        parser.error("RUN= is a variable of the scripts, and stands before them. Give --run RUN")
     try:
         status = int(options.command(options) or 0)
         sys.stdout.flush()

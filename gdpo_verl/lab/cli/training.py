@@ -77,6 +77,11 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         type=float,
         help="memory of one GPU for --dry-run; default: this machine's, else the recipe's",
     )
+    command.add_argument(
+        "--accept-changed-files",
+        action="store_true",
+        help="continue a run although its data, policy, reward or gdpo-verl changed",
+    )
 
 
 def _count(text: str) -> int:
@@ -106,6 +111,7 @@ def _train(options: argparse.Namespace) -> int:
         retries=options.retries,
         hang_after=60 * options.hang_after,
         config_dir=options.config_dir,
+        accept_changed_files=options.accept_changed_files,
     )
     return 0
 
@@ -122,6 +128,7 @@ def _dry_run(
         card=options.card,
         elsewhere=elsewhere,
         config_dir=options.config_dir,
+        accept_changed_files=options.accept_changed_files,
     )
     print(found.to_text())
     return int(bool(found.problems))
@@ -146,5 +153,6 @@ def _submit(options: argparse.Namespace) -> int:
         retries=options.retries,
         hang_after=60 * options.hang_after,
         config_dir=options.config_dir,
+        accept_changed_files=options.accept_changed_files,
         ray_options=options.ray_options,
     )

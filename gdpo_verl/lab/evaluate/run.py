@@ -71,7 +71,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
             raise ValueError(f"{option}: expected at least 1, found {number}")
     model = find_model(request.model)
     recipe, config_dir = _configuration(request, model)
-    overrides = [*_overrides(request, model), *request.overrides]
+    overrides = [*_overrides(request, model), *_given_overrides(request)]
     if request.recipe is None and not request.trust:
         # Hydra itself would execute what stands in these sections.
         _check_trust(OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"]), model)
@@ -181,6 +181,14 @@ def _loads(config: DictConfig, model: Model) -> Iterator[str]:
     for key, text in named_code(config).items():
         if not text.startswith(("verl.", "torch.")):
             yield f"evaluate loads {key}: {text}"
+
+
+def _given_overrides(request: EvaluationRequest) -> Iterator[str]:
+    """Hydra's overrides as they were given, for a run as for a recipe."""
+    for override in request.overrides:
+        # A run's configuration names no parts that Hydra could exchange.
+        added = request.recipe is None and override.startswith("hardware=")
+        yield f"+{override}" if added else override
 
 
 def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:

@@ -71,15 +71,8 @@ def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
     Raises:
       CheckpointError: a save was completed once, but no checkpoint is whole now.
     """
-    step, wrong = last_complete(directory)
+    step, wrong = require_complete(directory)
     tracker = directory / TRACKER
-    if not step and tracker.exists():
-        found = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
-        raise CheckpointError(
-            f"{directory}: no checkpoint is whole ({'; '.join(found) or 'there is none'}), "
-            f"but {TRACKER} says that there was one. Put it back, or remove {directory} to "
-            "start from the beginning"
-        )
     said = []
     for number, problem in wrong.items():
         folder = directory / f"global_step_{number}"
@@ -90,6 +83,19 @@ def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
     if step:
         write_text(tracker, str(step))
     return step, said
+
+
+def require_complete(directory: Path) -> tuple[int, dict[int, str]]:
+    """`last_complete`, which changes nothing; raises what `select_checkpoint` raises."""
+    step, wrong = last_complete(directory)
+    if not step and (directory / TRACKER).exists():
+        found = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
+        raise CheckpointError(
+            f"{directory}: no checkpoint is whole ({'; '.join(found) or 'there is none'}), "
+            f"but {TRACKER} says that there was one. Put it back, or remove {directory} to "
+            "start from the beginning"
+        )
+    return step, wrong
 
 
 def world_size(checkpoint: Path) -> int | None:

@@ -28,25 +28,51 @@ class RunDirectoryError(RuntimeError):
 
 
 @contextlib.contextmanager
-def lock_run(run: Path, recipe: str, config: DictConfig) -> Iterator[TextIO]:
+def lock_run(
+    run: Path, recipe: str, config: DictConfig, *, accept_changed_files: bool = False
+) -> Iterator[TextIO]:
     """Lock the run directory, made when it is missing, for a training; yields the locked file.
 
     Raises:
-      RunDirectoryError: a training still runs there, or what decides what is learned differs from
-        the last start's.
+      RunDirectoryError: a training still runs there, or `check_start` rejects this start.
     """
     run.mkdir(parents=True, exist_ok=True)
     with locked(run) as lock:
-        start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
-        problems = [*_changed_start(run, start), *_changed_settings(run, config)]
-        if problems:
-            raise RunDirectoryError(
-                f"{run} holds a training with other settings:\n  " + "\n  ".join(problems) + "\n"
-                "Its checkpoints must not be mixed with this one's: choose another directory or "
-                "remove it. Steps, loggers, frequencies, names and the machines may change."
-            )
+        start = check_start(run, recipe, config, accept_changed_files=accept_changed_files)
         write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         yield lock
+
+
+def check_start(
+    run: Path, recipe: str, config: DictConfig, *, accept_changed_files: bool = False
+) -> dict[str, Any]:
+    """Reject a start that would not continue what a run directory holds; writes nothing.
+
+    Args:
+      accept_changed_files: continue with other data, policy, reward or gdpo-verl.
+
+    Returns:
+      the record of this start, with each change that was ever accepted.
+
+    Raises:
+      RunDirectoryError: what decides what is learned differs from the last start's.
+    """
+    before = read_launch(run)
+    start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
+    settings = [*_changed_values(before, start, "recipe"), *_changed_settings(run, config)]
+    files = [*_changed_values(before, start, "version"), *_changed_files(before, start)]
+    if settings or (files and not accept_changed_files):
+        text = f"{run} holds a training with other settings:"
+        for problem in [*settings, *files]:
+            text += f"\n  {problem}"
+        text += (
+            "\nIts checkpoints must not be mixed with this one's: choose another directory or "
+            "remove it. Steps, loggers, frequencies, names and the machines may change."
+        )
+        if files and not settings:
+            text += " To continue with what the files hold now, give --accept-changed-files."
+        raise RunDirectoryError(text)
+    return start | {"accepted": [*before.get("accepted", []), *files]}
 
 
 @contextlib.contextmanager
@@ -79,11 +105,12 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     return bool(steps <= did)
 
 
-def _changed_start(run: Path, start: dict[str, Any]) -> Iterator[str]:
-    before = read_launch(run)
-    for key in ("recipe", "version"):
-        if key in before and before[key] != start[key]:
-            yield f"{key}: {before[key]!r}, not {start[key]!r}"
+def _changed_values(before: dict[str, Any], start: dict[str, Any], key: str) -> Iterator[str]:
+    if key in before and before[key] != start[key]:
+        yield f"{key}: {before[key]!r}, not {start[key]!r}"
+
+
+def _changed_files(before: dict[str, Any], start: dict[str, Any]) -> Iterator[str]:
     held = before.get("contents", {})
     for name, digest in start["contents"].items():
         # Another path is a difference in the configuration.

@@ -27,7 +27,7 @@ from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
-from gdpo_verl.lab.run.composition import compose, recipes_directory, search_path
+from gdpo_verl.lab.run.composition import compose, listed, recipes_directory, search_path
 from gdpo_verl.lab.run.progress import RAY_STARTED, follow
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.metrics import (
@@ -68,6 +68,7 @@ def train(
     retries: int = 0,
     hang_after: float = HANG_SECONDS,
     config_dir: Path | None = None,
+    accept_changed_files: bool = False,
 ) -> None:
     """Train until the end; does nothing when `run` holds a training that came to this end.
 
@@ -83,6 +84,7 @@ def train(
       hang_after: seconds without a logged step or validation, after which a training is ended as
         one that hangs.
       config_dir: where the recipe is; default: among ours.
+      accept_changed_files: continue a run although its data, policy, reward or gdpo-verl changed.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
@@ -94,13 +96,15 @@ def train(
     run = run.resolve()
     config, overrides = composed(recipe, run, overrides, config_dir)
     driver = command(recipe, run, overrides, config_dir)
-    with lock_run(run, recipe, config) as lock:
+    with lock_run(run, recipe, config, accept_changed_files=accept_changed_files) as lock:
         if is_finished(run, config):
+            print_status(f"{recipe}: {_finished(run, config)}")
             return
         if not joins_cluster(config):
             # Before there is a config.yaml, which another path would not fit.
             check_model(config)
             preflight.check_machine(config)
+            preflight.check_steps(config)
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
         if config.trainer.device == "cpu":
@@ -118,10 +122,11 @@ def train(
             except KeyboardInterrupt:
                 print_status(f"{recipe}: interrupted. {_how_to_resume(run)}.")
                 raise
+            reached = max(_last_step(run), start)
             if failure is None:
+                _require_last_step(recipe, config, reached)
                 (run / layout.DONE).touch()
                 return
-            reached = max(_last_step(run), start)
             # One start that gets no further may be bad luck; a second would fail for ever.
             advanced = reached > max(furthest, start)
             if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
@@ -178,6 +183,8 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     platform = preflight.platform_of(config)
     if platform:
         environment["VERL_PLATFORM"] = platform
+    if config.trainer.get("device") == "cuda" and preflight.sampler_fault():
+        environment.setdefault(preflight.FLASHINFER_SAMPLER, "0")
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
 
@@ -272,6 +279,28 @@ def _last_step(run: Path) -> int:
     lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     records = filter(None, map(parse_metrics_line, lines))
     return max((step for step, data in records if not only_validation(data)), default=0)
+
+
+def _finished(run: Path, config: DictConfig) -> str:
+    trainer = config.trainer
+    key = "total_epochs" if trainer.total_training_steps is None else "total_training_steps"
+    return (
+        f"{run} is finished, and nothing was trained. To continue its training, raise "
+        f"trainer.{key}={trainer[key]}"
+    )
+
+
+def _require_last_step(recipe: str, config: DictConfig, reached: int) -> None:
+    """Reject the end of a training before its last step: verl ends well after its last epoch."""
+    trainer = config.trainer
+    steps = trainer.total_training_steps or 0
+    counted = "file" in listed(trainer.logger) and not trainer.get("val_only")
+    if counted and reached < steps:
+        raise LaunchError(
+            f"{recipe}: trainer.total_epochs={trainer.total_epochs} ended the training at step "
+            f"{reached}, before trainer.total_training_steps={steps}. Raise trainer.total_epochs, "
+            "too: the same command then resumes"
+        )
 
 
 def _how_to_resume(run: Path) -> str:

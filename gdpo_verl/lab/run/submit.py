@@ -59,6 +59,7 @@ def submit(
     retries: int = 0,
     hang_after: float = launch.HANG_SECONDS,
     config_dir: Path | None = None,
+    accept_changed_files: bool = False,
     ray_options: Sequence[str] = (),
 ) -> int:
     """Submit a training by ``ray job submit``, which shows its log; returns its exit status.
@@ -97,6 +98,7 @@ def submit(
     check = ["python3", "-m", "cluster_nodes", __version__, *files, *place]
     train = ["python3", "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run), *place]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
+    train += ["--accept-changed-files"] if accept_changed_files else []
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
     # The trainer's process does not inherit the driver's environment, from which it would have it.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS), **_variables(env)}

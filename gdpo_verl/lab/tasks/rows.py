@@ -41,9 +41,16 @@ def tokenizer_of(
     """Load the tokenizer of a directory or a hub id, which the option or key ``where`` names.
 
     ``load`` takes the place of `AutoTokenizer.from_pretrained`; the options go to it. Raises
-    ValueError where there is none.
+    ValueError where there is none, ModuleNotFoundError without transformers.
     """
-    from transformers import AutoTokenizer
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ModuleNotFoundError(
+            f"{where}: expected the package transformers, found none. Run: pip install transformers"
+        ) from error
 
     try:
         return (load or AutoTokenizer.from_pretrained)(model, **options)
