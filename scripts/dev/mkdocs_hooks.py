@@ -26,6 +26,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     **RECIPES,
 }
 # Pages that commands write. The site has the second one where the quickstart has been run.
@@ -45,9 +46,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     config.markdown_extensions.append(Examples())
     # The recipes' pages are found and not listed: a new one needs no line in mkdocs.yml.
-    training = next(part["Training"] for part in config.nav or [] if "Training" in part)
-    place = training.index("recipes.md") + 1
-    training[place:place] = RECIPES.values()
+    recipes = next(part["Recipes"] for part in config.nav or [] if "Recipes" in part)
+    recipes.extend(RECIPES.values())
     return config
 
 
