@@ -23,7 +23,7 @@ from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 
 PAGE = ROOT / "docs" / "reward_accuracy.md"
 REWARDS = ("code", "gsm8k", "math_length", "tool_call")
-REFUSED, PAID = "right answers refused", "wrong answers paid"
+REFUSED, PAID = "right answers rejected", "wrong answers rewarded"
 FAULTS = "judged the other way"
 FILES = {
     "gsm8k": "GSM8K's splits: JSON lines with question and answer",
