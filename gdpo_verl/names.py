@@ -71,7 +71,9 @@ UNSCORED = Metric(
     "gdpo/<component>/unscored", "share of rows without r (`None`, NaN, absent)", "share"
 )
 ADVANTAGE_SHARE = Metric(
-    "gdpo/<component>/advantage_share", "Σ abs(c) of this component / Σ abs(c) of all components", "share"
+    "gdpo/<component>/advantage_share",
+    "Σ abs(c) of this component / Σ abs(c) of all components",
+    "share",
 )
 INFLUENCE = Metric(
     "gdpo/<component>/influence",
@@ -79,7 +81,9 @@ INFLUENCE = Metric(
     "none",
 )
 WEIGHT = Metric(
-    "gdpo/<component>/weight", "w at this step, where there is a [schedule](weights.md#change-a-weight-during-the-run)", "none"
+    "gdpo/<component>/weight",
+    "w at this step, where there is a [schedule](weights.md#change-a-weight-during-the-run)",
+    "none",
 )
 TURN_SPREAD = Metric(
     "gdpo/<component>/turn_spread",
@@ -98,7 +102,9 @@ DISTINCT_GDPO = Metric(
 DISTINCT_GRPO = Metric(
     "gdpo/distinct_advantages/grpo", "the same under GRPO, from the score", "advantages"
 )
-FAILED_SESSIONS = Metric("gdpo/failed_sessions", "share of rollouts that ended with an exception", "share")
+FAILED_SESSIONS = Metric(
+    "gdpo/failed_sessions", "share of rollouts that ended with an exception", "share"
+)
 REWARD_ERRORS = Metric(
     "gdpo/reward_errors",
     "share of rows for which verl's manager `rate_limited` reports a timeout or an error",
@@ -124,7 +130,9 @@ PHANTOM_GROUPS = Metric(
     "share",
 )
 GATED_GROUPS = Metric(
-    "gdpo/gated_groups", "share of groups that `algorithm.gdpo.gate` leaves without an advantage", "share"
+    "gdpo/gated_groups",
+    "share of groups that `algorithm.gdpo.gate` leaves without an advantage",
+    "share",
 )
 
 # Of a variant, under GDPO.

@@ -327,7 +327,12 @@ def starts_compared(runs: Runs) -> str:
             counts = f"{len(first)} and {len(second)} of {len(seeds)}"
             p = f"{fisher(len(first), len(second), len(seeds)):.2g}"
             rows.append([cell, counts, p, around(first, second, digits=1)])
-    head = ["estimators compared", "seeds that learn it", "Fisher's p", "difference in steps, where both learn it"]
+    head = [
+        "estimators compared",
+        "seeds that learn it",
+        "Fisher's p",
+        "difference in steps, where both learn it",
+    ]
     return markdown_table(head, rows)
 
 
