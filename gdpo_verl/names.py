@@ -82,12 +82,12 @@ INFLUENCE = Metric(
 )
 WEIGHT = Metric(
     "gdpo/<component>/weight",
-    "w at this step, where there is a [schedule](weights.md#change-a-weight-during-the-run)",
+    "w at this step, if it has a [schedule](weights.md#schedules)",
     "none",
 )
 TURN_SPREAD = Metric(
     "gdpo/<component>/turn_spread",
-    "standard deviation of r over the turns of a response; mean over the responses with two or more turns",
+    "standard deviation of r over the turns; mean over the responses with several turns",
     "reward",
 )
 
