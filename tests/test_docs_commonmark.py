@@ -52,7 +52,7 @@ def test_every_page_that_code_and_scripts_name_exists():
             if path.suffix in (".py", ".sh", ".yaml", ".j2"):
                 text = path.read_text(encoding="utf-8")
                 pages = re.findall(r"\b(docs/[\w/]+\.md)(?:#([\w-]+))?", text)
-                named.update({page: path for page in pages})
+                named.update(dict.fromkeys(pages, path))
     assert len(named) > 5
     missing = []
     for (page, anchor), path in named.items():

@@ -315,7 +315,7 @@ def start(steps: Collection[float]) -> str:
 
 
 def starts_compared(runs: Runs) -> str:
-    """Pairs of estimators: Fisher's exact test on the seeds that learn it, and the steps between."""
+    """Compare pairs of estimators: which seeds learn the format (Fisher's test), and when."""
     rows = []
     for rate in RATES:
         for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
@@ -331,7 +331,7 @@ def starts_compared(runs: Runs) -> str:
         "estimators compared",
         "seeds that learn it",
         "Fisher's p",
-        "difference in steps, where both learn it",
+        "steps, if both learn it",
     ]
     return markdown_table(head, rows)
 
