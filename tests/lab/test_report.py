@@ -67,7 +67,7 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
         # 3 steps of 2 s and one validation of 4 s.
         "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
-        "- gdpo: In 1 of 2 groups (50.0%) GRPO gives the same advantage",
+        "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):
         assert text in summary
     assert page.open == []
@@ -338,7 +338,7 @@ def test_the_tutorial_prints_what_the_report_reads(tmp_path, monkeypatch):
         write_lines(Path(setting[key]) / "1.jsonl", COLLAPSED)
     kept = Path(setting["hydra.run.dir"], setting["hydra.output_subdir"], "config.yaml")
     kept.write_text("algorithm: {adv_estimator: gdpo}\n")
-    (reported,) = re.findall(r"^gdpo-verl report (mine/.+)", page, flags=re.MULTILINE)
+    (reported,) = re.findall(r"^\$ gdpo-verl report (mine/.+)", page, flags=re.MULTILINE)
     run = read_run(Path(reported.split()[0]))
     assert (list(run.rollouts), list(run.validation), run.estimator) == ([1], [1], "gdpo")
     assert run.notes == ()

@@ -84,13 +84,13 @@ FALLEN = [training(i, 1.0 - float(min(i, 10)) / 10, 0.0) for i in range(1, 41)]
         pytest.param(PLATEAU, "format went from 0.3 to 1 and has stopped learning: +0 ± 0 over "
             "the last 20 steps. It is constant in 25% of the groups of the last 5 steps.",
             id="stopped"),
-        pytest.param(FALLEN, "format went from 0.7 to 0: +0 ± 0 over the last 20 steps. It does "
-            "not vary in 25% of the groups of the last 5 steps.", id="nothing to learn any more"),
+        pytest.param(FALLEN, "format went from 0.7 to 0: +0 ± 0 over the last 20 steps. It is "
+            "constant in 25% of the groups of the last 5 steps.", id="nothing to learn any more"),
         # A quarter is a rise of 5 * 0.85 / 19, and of odd length: its noise adds 2 * 0.4 / 5.
         pytest.param(LEARNS, "correctness went from 0.779 to 1.61: +0.384 ± 0.28 over the last "
             "10 steps. It is constant in 50% of the groups of the last 5 steps.", id="noise"),
-        pytest.param(STEADY[:7], "correctness went from 2 to 6; 7 steps are too few to distinguish a "
-            "trend from noise. It is constant in 50% of the groups of the last 3 steps.",
+        pytest.param(STEADY[:7], "correctness went from 2 to 6; 7 steps are too few to distinguish "
+            "a trend from noise. It is constant in 50% of the groups of the last 3 steps.",
             id="short"),
     ],
 )  # fmt: skip
@@ -172,7 +172,7 @@ def test_seeds_are_summed_up_and_recipes_over_the_same_seeds_compared_by_pairs(t
         # a mean of 0.75 ± 12.706 * sqrt(0.125) / sqrt(2).
         "| training correctness, first → last step | 0.500 ± 0.000 → 2.000 ± 0.707 | "
         "0.500 ± 0.000 → 1.250 ± 0.354 | +0.750 ± 3.176 |",
-        "| groups in which correctness does not vary, first → last step | 50.0% ± 0.0% → 50.0% ± "
+        "| groups in which correctness is constant, first → last step | 50.0% ± 0.0% → 50.0% ± "
         "0.0% | 50.0% ± 0.0% → 50.0% ± 0.0% | +0.0 ± 0.0 points |",
     ):
         assert f"\n{line}\n" in summary
