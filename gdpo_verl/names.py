@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 SCORES = "rewards/"
-"""The beginning of the metrics that are true of a reward under any estimator."""
+"""How the names of metrics begin that describe a reward under any estimator."""
 DECOMPOSITION = "gdpo/"
-"""The beginning of those of the decomposition."""
+"""How the names of metrics begin that describe the decomposition."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Metric:
 
     Attributes:
       key: its name in the trackers; `<component>`, `<variant>` or `<code>` stands for a name.
-      meaning: as docs/metrics.md has it, where its letters are explained.
-      unit: of the reward, a share from 0 to 1, a number of advantages, or none.
+      meaning: the formula, as in docs/metrics.md, which explains the symbols.
+      unit: the reward's own, a share from 0 to 1, a number of advantages, or none.
     """
 
     key: str
@@ -30,7 +30,7 @@ class Metric:
 
     @property
     def last(self) -> str:
-        """The part behind the last slash."""
+        """The part after the last slash."""
         return self.key.rpartition("/")[2]
 
     def of(self, name: object) -> str:
@@ -71,19 +71,23 @@ UNSCORED = Metric(
     "gdpo/<component>/unscored", "share of rows without r (`None`, NaN, absent)", "share"
 )
 ADVANTAGE_SHARE = Metric(
-    "gdpo/<component>/advantage_share", "Σ abs(c), of the sum over all components", "share"
+    "gdpo/<component>/advantage_share",
+    "Σ abs(c) of this component / Σ abs(c) of all components",
+    "share",
 )
 INFLUENCE = Metric(
     "gdpo/<component>/influence",
-    "Cov(A, z) over the rows with an advantage, A the one that trains",
+    "Cov(A, z) over the rows that have an advantage",
     "none",
 )
 WEIGHT = Metric(
-    "gdpo/<component>/weight", "w at this step, with a [schedule](variants.md#schedules)", "none"
+    "gdpo/<component>/weight",
+    "w at this step, if it has a [schedule](weights.md#schedules)",
+    "none",
 )
 TURN_SPREAD = Metric(
     "gdpo/<component>/turn_spread",
-    "standard deviation of r over the turns of a response, mean over those of two or more",
+    "standard deviation of r over the turns; mean over the responses with several turns",
     "reward",
 )
 
@@ -96,21 +100,23 @@ DISTINCT_GDPO = Metric(
     "gdpo/distinct_advantages/gdpo", "distinct Σ c in a group, on average", "advantages"
 )
 DISTINCT_GRPO = Metric(
-    "gdpo/distinct_advantages/grpo", "the same under GRPO on the weighted sum", "advantages"
+    "gdpo/distinct_advantages/grpo", "the same under GRPO, from the score", "advantages"
 )
-FAILED_SESSIONS = Metric("gdpo/failed_sessions", "share of sessions that raised", "share")
+FAILED_SESSIONS = Metric(
+    "gdpo/failed_sessions", "share of rollouts that ended with an exception", "share"
+)
 REWARD_ERRORS = Metric(
     "gdpo/reward_errors",
     "share of rows for which verl's manager `rate_limited` reports a timeout or an error",
     "share",
 )
-SINGLETON_GROUPS = Metric("gdpo/singleton_groups", "share of groups of one row", "share")
+SINGLETON_GROUPS = Metric("gdpo/singleton_groups", "share of groups with a single row", "share")
 UNSCORED_ROWS = Metric(
     "gdpo/unscored_rows", "share of rows with no scored component, after conditions", "share"
 )
 WHITEN_SHIFT = Metric(
     "gdpo/whiten_shift",
-    "−mean / deviation of Σ c in whitening: where a 0 goes (GDPO only)",
+    "−mean / deviation of Σ c in whitening: what becomes of a 0 (GDPO only)",
     "none",
 )
 WHITEN_GAIN = Metric(
@@ -124,25 +130,27 @@ PHANTOM_GROUPS = Metric(
     "share",
 )
 GATED_GROUPS = Metric(
-    "gdpo/gated_groups", "share of groups left without advantage by `algorithm.gdpo.gate`", "share"
+    "gdpo/gated_groups",
+    "share of groups that `algorithm.gdpo.gate` leaves without an advantage",
+    "share",
 )
 
 # Of a variant, under GDPO.
 ZERO_ROWS = Metric("gdpo/variant/<variant>/zero_rows", "share of rows with advantage 0", "share")
 AGREES_WITH_GDPO = Metric(
     "gdpo/variant/<variant>/agrees_with_gdpo",
-    "correlation with GDPO's advantages; absent where one is constant",
+    "correlation with GDPO's advantages; absent where either is constant",
     "none",
 )
 AGREES_WITH_GRPO = Metric("gdpo/variant/<variant>/agrees_with_grpo", "the same with GRPO's", "none")
 
 # Of a reward that returns `parse_error`.
 PARSE_ERROR_SHARE = Metric(
-    "gdpo/parse_error/share", "share of the coded rows with a code other than 0", "share"
+    "gdpo/parse_error/share", "share of the rows with a code for which the code is not 0", "share"
 )
 PARSE_ERROR_CODE = Metric(
     "gdpo/parse_error/code_<code>",
-    "share of the coded rows with this code, where it occurs",
+    "share of the rows with a code that have this code; logged where it occurs",
     "share",
 )
 

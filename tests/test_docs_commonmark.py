@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from documents import PAGES, name_of, parse
+from documents import PAGES, ROOT, name_of, parse
 
 # In a block of code one "#" begins a comment; nothing in it begins with two, nor is a table.
 HEADING = re.compile(r" {0,3}(#{2,6})[ \t]+(.*?)[ \t#]*")
@@ -43,6 +43,32 @@ def faults(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_heading_and_table_of_a_page_is_one(page):
     assert faults(page.read_text(encoding="utf-8")) == []
+
+
+def test_every_page_that_code_and_scripts_name_exists():
+    named = {}
+    for folder in ("gdpo_verl", "scripts", "recipes", "examples", "tests"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".sh", ".yaml", ".j2"):
+                text = path.read_text(encoding="utf-8")
+                pages = re.findall(r"\b(docs/[\w/]+\.md)(?:#([\w-]+))?", text)
+                named.update(dict.fromkeys(pages, path))
+    assert len(named) > 5
+    missing = []
+    for (page, anchor), path in named.items():
+        target = ROOT / page
+        if not target.exists():
+            missing.append(f"{path}: {page}")
+        elif anchor and not has_anchor(target.read_text(encoding="utf-8"), anchor):
+            missing.append(f"{path}: {page}#{anchor}")
+    assert missing == []
+
+
+def has_anchor(text: str, anchor: str) -> bool:
+    """The page has this anchor: by itself, or as the slug of a heading."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return anchor in slugs or f'<a name="{anchor}"></a>' in text
 
 
 WHOLE = "# A page\n\n```python\n# a comment\n```\n\n## A part\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n"

@@ -1,4 +1,4 @@
-"""Work out the advantages in gdpo_verl/conformance/vectors.json, and docs/semantics.md's table.
+"""Work out the advantages in gdpo_verl/conformance/vectors.json, and docs/conformance.md's table.
 
     python scripts/dev/conformance.py                       # the advantages
     python scripts/dev/conformance.py --ms-swift WHEEL      # the table, too; beside verl and TRL
@@ -381,7 +381,7 @@ def main() -> None:
     if options.ms_swift:
         rows = [table_row(name, options.ms_swift) for name in RUN]
         table = markdown_table(["", "profile", *COLUMNS], rows)
-        replace_block(ROOT / "docs/semantics.md", "conformance", table)
+        replace_block(ROOT / "docs/conformance.md", "conformance", table)
 
 
 if __name__ == "__main__":

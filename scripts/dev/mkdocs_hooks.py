@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import posixpath
 import re
 import subprocess
@@ -15,6 +17,8 @@ from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from gdpo_verl.lab import cli
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {
@@ -37,6 +41,8 @@ BUILT = {
 }
 LINK = re.compile(r"(\]\(|src=\")([^)\s#:\"]+)(?=[)\s#\"])")
 # A sentence with a link to a built page: a comment in the repository, where there is no such page.
+# Where the page of the command line has the options of every command.
+HELP = "<!-- help -->"
 ON_THE_SITE = re.compile(r"<!-- on the site: (.*?\]\((\w+\.html)\).*?) -->", re.DOTALL)
 
 
@@ -46,9 +52,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     config.markdown_extensions.append(Examples())
     # The recipes' pages are found and not listed: a new one needs no line in mkdocs.yml.
-    training = next(part["Training"] for part in config.nav or [] if "Training" in part)
-    place = training.index("recipes.md") + 1
-    training[place:place] = RECIPES.values()
+    recipes = next(part["Recipes"] for part in config.nav or [] if "Recipes" in part)
+    recipes.extend(RECIPES.values())
     return config
 
 
@@ -72,8 +77,22 @@ def _write_explain_page() -> None:
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+def _command_help() -> str:
+    """A section for each command, with the text that its `--help` prints."""
+    os.environ["COLUMNS"] = "88"
+    parser = cli._parser()
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    sections = [
+        f"## gdpo-verl {name}\n\n```text\n{command.format_help()}```\n"
+        for name, command in commands.choices.items()
+    ]
+    return "\n".join(sections)
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that lead from file to file in the repository lead from page to page in the site."""
+    if HELP in markdown:
+        markdown = markdown.replace(HELP, _command_help())
     markdown = ON_THE_SITE.sub(lambda note: note[1] if BUILT[note[2]].exists() else "", markdown)
     here = Path(str(page.file.abs_src_path)).parent
     folder = posixpath.dirname(page.file.src_uri)

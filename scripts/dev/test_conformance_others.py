@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TRL = Path(sys.prefix) / "trl"
 pytestmark = pytest.mark.slow
-PAGE = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

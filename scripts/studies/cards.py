@@ -4,7 +4,7 @@
     python scripts/studies/cards.py --rewards code     # count a reward anew
     python scripts/studies/cards.py --rewards math_length --math FILE --college-math FILE
 
-The counts go to docs/evidence/reward_cards.csv, of which the tables of docs/reward_cards.md are
+The counts go to docs/evidence/reward_cards.csv, of which the tables of docs/reward_accuracy.md are
 made. A reward that is counted anew, by card_<reward>.py, loses the rows of every corpus that is
 not given. The recipes' cases (card_cases.py) are counted every time.
 """
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from card_cases import cases_text
 from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 
-PAGE = ROOT / "docs" / "reward_cards.md"
+PAGE = ROOT / "docs" / "reward_accuracy.md"
 REWARDS = ("code", "gsm8k", "math_length", "tool_call")
-REFUSED, PAID = "right answers refused", "wrong answers paid"
+REFUSED, PAID = "right answers rejected", "wrong answers rewarded"
 FAULTS = "judged the other way"
 FILES = {
     "gsm8k": "GSM8K's splits: JSON lines with question and answer",

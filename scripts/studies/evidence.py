@@ -67,8 +67,8 @@ def series(run: Run, metric: str) -> list[float]:
 
 
 def unit(run: Run) -> float:
-    """The unit in which the arm's reward counts correctness."""
-    # Static weights and the variants of question 3, which name none, were tried at unit 10 alone.
+    """The factor by which the arm's reward function multiplies correctness."""
+    # Fixed weights and the variants of question 3 have no factor in their name: it was 10.
     return UNITS.get(f"times_{run[0]['arm'].rpartition('-')[2]}", 10.0)
 
 
@@ -98,7 +98,7 @@ def last_value(metric: str) -> Callable[[Run], float]:
 
 
 def per_unit(value: Callable[[Run], float]) -> Callable[[Run], float]:
-    """An endpoint of correctness in the reward's own unit, so that arms can be compared."""
+    """An endpoint of correctness divided by the factor, so that arms can be compared."""
     return lambda run: value(run) / unit(run)
 
 
@@ -130,7 +130,7 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
         "tokens, last step": last_value("response_length/mean"),
         "phantom groups": mean("gdpo/phantom_groups"),
     },
-    "q3-units": {"format at unit 10": FORMAT, "correctness at unit 10": CORRECTNESS},
+    "q3-units": {"format at × 10": FORMAT, "correctness at × 10": CORRECTNESS},
     "q3-length": {
         "correctness of the sums": last_value("val-aux/reasoning-gym/correctness/mean@1"),
         "before training": first_value("val-aux/reasoning-gym/correctness/mean@1"),
@@ -158,6 +158,7 @@ EXPLAINING = ("correctness's part", "groups of constant format")  # not compared
 PAIRS = {
     "q1": [
         *((f"gdpo-{u}", "gdpo-1") for u in SIGNS if u != "1"),
+        ("gdpo-10", "gdpo-third"),
         ("grpo-10", "grpo-third"),
         ("whitened-10", "whitened-third"),
         *((f"grpo-{u}", f"gdpo-{u}") for u in SIGNS),
@@ -264,8 +265,8 @@ def tables(name: str, runs: Runs) -> str:
         for a, b in PAIRS[name]
         if a in runs and b in runs
     ]
-    arms = markdown_table(["", "seeds", *found], rows)
-    return f"{arms}\n\n{markdown_table(['', *compared], gaps)}"
+    arms = markdown_table(["arm", "seeds", *found], rows)
+    return f"{arms}\n\n{markdown_table(['difference', *compared], gaps)}"
 
 
 def variants(runs: Runs) -> str:
@@ -278,12 +279,12 @@ def variants(runs: Runs) -> str:
             for arm, seeds in values.items():
                 variant = arm.removesuffix(f"-{place}")
                 rows.setdefault(variant, []).append(spread(seeds.values()))
-    head = ["", *ENDPOINTS["q3-units"], *ENDPOINTS["q3-length"]]
+    head = ["variant", *ENDPOINTS["q3-units"], *ENDPOINTS["q3-length"]]
     return markdown_table(head, [[f"`{variant}`", *cells] for variant, cells in rows.items()])
 
 
 def first_steps(runs: Runs, arm: str) -> dict[int, float]:
-    """By seed the first step at which half of the rollouts have the form, infinite without one."""
+    """The first step of each seed in which half of the responses have the format; else infinite."""
     return {
         seed: min((step["step"] for step in run if step["rewards/format/mean"] >= 0.5), default=inf)
         for seed, run in runs.get(arm, {}).items()
@@ -291,7 +292,7 @@ def first_steps(runs: Runs, arm: str) -> dict[int, float]:
 
 
 def starts(runs: Runs) -> str:
-    """The table of the rare reward: how many of a cell's seeds start, and at which step."""
+    """The table of the rare reward: how many seeds learn it, and at which step."""
     before = json.loads((EVIDENCE / "rare_before.json").read_text(encoding="utf-8"))
     answers = before["answers"]
     rows = []
@@ -301,11 +302,11 @@ def starts(runs: Runs) -> str:
         varying = PROMPTS_A_STEP * fmean(varies(prompt, GROUP) for prompt in prompts)
         cells = [start(first_steps(runs, f"{name}-{rate}").values()) for name in ESTIMATORS]
         rows.append([f"{100 * fmean(counts) / answers:.1f} %", f"{varying:.1f}", *cells])
-    return markdown_table(["form before", "groups", *ESTIMATORS.values()], rows)
+    return markdown_table(["format before", "groups", *ESTIMATORS.values()], rows)
 
 
 def start(steps: Collection[float]) -> str:
-    """How many seeds start, and at which step: mean, lowest and highest."""
+    """How many seeds learn the format, and at which step: mean, lowest and highest."""
     started = [step for step in steps if step < inf]
     text = f"{len(started)} of {len(steps)}"
     if not started:
@@ -314,7 +315,7 @@ def start(steps: Collection[float]) -> str:
 
 
 def starts_compared(runs: Runs) -> str:
-    """Pairs of estimators: Fisher's exact test on who starts, and by how many steps sooner."""
+    """Compare pairs of estimators: which seeds learn the format (Fisher's test), and when."""
     rows = []
     for rate in RATES:
         for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
@@ -326,7 +327,12 @@ def starts_compared(runs: Runs) -> str:
             counts = f"{len(first)} and {len(second)} of {len(seeds)}"
             p = f"{fisher(len(first), len(second), len(seeds)):.2g}"
             rows.append([cell, counts, p, around(first, second, digits=1)])
-    head = ["", "start", "Fisher's p", "steps, of the seeds that start under both"]
+    head = [
+        "estimators compared",
+        "seeds that learn it",
+        "Fisher's p",
+        "steps, if both learn it",
+    ]
     return markdown_table(head, rows)
 
 
@@ -357,7 +363,7 @@ def fisher(first: int, second: int, size: int) -> float:
 
 
 def draw_units(axes: Sequence[Any], runs: Runs) -> None:
-    """Format and correctness by the unit, and the static weights at unit 10."""
+    """Format and correctness by the scale, and the fixed weights at × 10."""
     found = measure("q1", runs)
     colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
     places = [*UNITS.values()]
@@ -368,17 +374,17 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
             axis.plot(places, [fmean(p) for p in points], color=color, label=FAMILIES[family])
             for x, values in zip(places, points, strict=True):
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
-        # To the right of unit 10, which they were trained at, as there the points would overlap.
+        # To the right of × 10, where they were trained: there the points would overlap.
         for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=True):
             y = fmean(found[name][arm].values())
             axis.plot(x, y, "D", **marker)
             axis.annotate(f"{weight:g}", (x, y), (0, 6), textcoords="offset points", ha="center")
-        axis.set(xscale="log", xlabel="unit of correctness", title=f"{name}, mean of all steps")
+        axis.set(xscale="log", xlabel="scale of correctness", title=f"{name}, mean of all steps")
         axis.set_xticks(places, SIGNS.values())
         axis.set_xlim(0.27, 36)
         axis.minorticks_off()
     # Without data: for the legend, which is made of lines.
-    axes[0].plot([], [], "D", label="GRPO, static weight", **marker)
+    axes[0].plot([], [], "D", label="GRPO, fixed weight", **marker)
 
 
 def draw_curves(axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], *arms: str) -> None:
@@ -407,10 +413,10 @@ def draw_length(axes: Sequence[Any], runs: Runs) -> None:
 
 
 def draw_relevance(axes: Sequence[Any], runs: Runs) -> None:
-    """The learned reward, and the share of texts of one's own."""
+    """The learned reward, and the share of texts that pass `own_words`."""
     titles = {
         "rewards/relevance/mean": "relevance",
-        "rewards/own_words/mean": "texts of one's own",
+        "rewards/own_words/mean": "texts that pass own_words",
     }
     draw_curves(axes, runs, titles, "grpo", "gdpo", "gdpo-conditioned", "grpo-conditioned")
 

@@ -19,9 +19,9 @@ def test_a_reward_card_counts_what_each_rule_judges_the_other_way() -> None:
     made.count(False, "the others", iter([cards.Answer("3", "4")]))
     made.count(False, "nothing", [])
     text = cards.tables(made.rows)
-    assert "| right answers refused | of | equal | all | none |" in text
+    assert "| right answers rejected | of | equal | all | none |" in text
     assert "| these | 2 | 1 | 0 | 2 |" in text
-    assert "**Wrong answers paid**: 0 of 1 kinds (1 answers)." in text
+    assert "**Wrong answers rewarded**: 0 of 1 kinds (1 answers)." in text
 
 
 def test_the_page_of_reward_cards_follows_from_the_committed_counts() -> None:

@@ -246,7 +246,7 @@ def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
 
 def test_the_table_of_variants_follows_from_the_committed_numbers():
     table = variants_study.table(page.read_rows(ROOT / "docs/evidence/variants.csv"))
-    text = (ROOT / "docs/variants.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/evidence/variants.md").read_text(encoding="utf-8")
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
 
 

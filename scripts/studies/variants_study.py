@@ -253,7 +253,7 @@ def main() -> None:
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             found = [row for rows in pool.map(study, cases) for row in rows]
         write_rows(numbers, found)
-    replace_block(ROOT / "docs/variants.md", "study", table(read_rows(numbers)))
+    replace_block(ROOT / "docs/evidence/variants.md", "study", table(read_rows(numbers)))
 
 
 if __name__ == "__main__":

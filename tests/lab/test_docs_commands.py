@@ -62,12 +62,12 @@ def test_every_printed_command_parses(page):
 def test_verls_own_command_composes_and_its_settings_are_known():
     lines = [line for page in PAGES for line in commands(page) if VERL in line]
     lines = [line for line in lines if "--config-" not in line]
-    assert len(lines) > 3  # README, the settings, the quickstart, the page on CPUs
+    assert len(lines) > 3  # README, the tutorial, the weights, the page on CPUs
     recipe = compose("toolbox/gdpo")
     for line in lines:
         variables, _, words = line.partition(" ...")[0].partition(VERL)
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-            config = hydra.compose("ppo_trainer", shlex.split(words))
+            config = hydra.compose("ppo_trainer", shlex.split(words.replace("$1", "gdpo")))
         GdpoConfig.from_algorithm(config.algorithm)
         assert config.algorithm.adv_estimator == "gdpo"
         if variables == "VERL_PLATFORM=cpu ":
@@ -88,7 +88,7 @@ def conf(tmp_path, monkeypatch):
 
 def test_commands_of_the_pages_compose_and_name_a_model(conf, capsys):
     lines = printed("recipes.md", "gdpo-verl train") + printed("cpu.md", "gdpo-verl train")
-    lines += printed("variants.md", "scripts/train.sh")
+    lines += printed("choose_variant.md", "scripts/train.sh")
     assert len(lines) > 5
     for line in lines:
         words = shlex.split(line.replace("$PWD", str(conf.parent)), comments=True)[1:]
@@ -170,6 +170,35 @@ def test_the_quickstarts_policies_and_data_are_known_by_their_names():
         _parser().parse_args(["make-policy", policy])
     for prepared in re.findall(r"prepare=\((.+?)\)", script):
         _parser().parse_args(["prepare", *prepared.split()])
+
+
+def words_of_the_quickstart() -> list[str]:
+    """The words after `gdpo-verl train toolbox/gdpo` in scripts/quickstart.sh."""
+    script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
+    (settings,) = re.findall(r"^recipe=toolbox[\s\S]*?^half=.*$", script, re.MULTILINE)
+    (training,) = re.findall(r"\$gdpo train ([\s\S]*?trainer\.save_freq=\S+)", script)
+    shell = [
+        "name=toolbox estimator=gdpo",
+        settings,
+        "model=$PWD/models/$policy",
+        f"printf '%s\\n' {training}",
+    ]
+    printed_words = subprocess.check_output(["bash", "-c", "\n".join(shell)], cwd=ROOT, text=True)
+    return printed_words.splitlines()
+
+
+def test_the_quickstart_page_changes_one_thing_of_what_the_script_trains():
+    (line,) = printed("quickstart.md", "gdpo-verl train")
+    page = shlex.split(line.replace("$PWD", str(ROOT)))[2:]
+    script = words_of_the_quickstart()
+    changed = "+algorithm.gdpo.conditions={format: {on: correctness, at_least: 3.0}}"
+    assert changed in page
+    both = []
+    for words in (page, script):
+        assert words[:2] == ["toolbox/gdpo", "--run"]
+        overrides = [word for word in words[3:] if word != changed]
+        both.append(compose("toolbox/gdpo", overrides))
+    assert both[0] == both[1]
 
 
 @pytest.mark.parametrize(

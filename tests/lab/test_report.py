@@ -62,12 +62,12 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
         # Three steps allow one at each end.
         "| training correctness, first → last step | 0.500 → 1.500 | 0.500 → 1.000 |",
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
-        "| groups in which format does not vary, first → last step | 25.0% → 25.0% | 25.0% → ",
+        "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
         # 3 steps of 2 s and one validation of 4 s.
         "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
-        "- gdpo: In 1 of 2 groups (50.0%) GRPO gives the same advantage",
+        "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):
         assert text in summary
     assert page.open == []
@@ -300,7 +300,7 @@ def test_tracker_file_under_verls_own_name_is_read(tmp_path):
 
 
 def test_files_under_verls_own_names_are_runs(tmp_path):
-    # Two trainings as verl's own command and the settings of docs/quickstart.md leave them.
+    # Two trainings as verl's own command and the settings of docs/first_run.md leave them.
     mine, files = tmp_path / "mine", ["gdpo.jsonl", "grpo.jsonl"]
     for name in ("gdpo", "grpo"):
         run = write_run(mine / name, name)
@@ -316,11 +316,15 @@ def test_files_under_verls_own_names_are_runs(tmp_path):
     assert "In 2 of 4 dumped groups" in text
 
 
-def test_the_quickstart_prints_what_the_report_reads(tmp_path, monkeypatch):
+def test_the_tutorial_prints_what_the_report_reads(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
-    page = (Path(__file__).parents[2] / "docs/quickstart.md").read_text(encoding="utf-8")
+    page = (
+        (Path(__file__).parents[2] / "docs/first_run.md")
+        .read_text(encoding="utf-8")
+        .replace("$1", "gdpo")
+    )
     command = page[page.index("python -m verl.trainer.main_ppo") :].partition("```")[0]
     setting = dict(re.findall(r"^  ([\w.]+)=(\S+)", command, flags=re.MULTILINE))
     assert "file" in setting["trainer.logger"]
@@ -334,7 +338,7 @@ def test_the_quickstart_prints_what_the_report_reads(tmp_path, monkeypatch):
         write_lines(Path(setting[key]) / "1.jsonl", COLLAPSED)
     kept = Path(setting["hydra.run.dir"], setting["hydra.output_subdir"], "config.yaml")
     kept.write_text("algorithm: {adv_estimator: gdpo}\n")
-    (reported,) = re.findall(r"^gdpo-verl report (mine/.+)", page, flags=re.MULTILINE)
+    (reported,) = re.findall(r"^\$ gdpo-verl report (mine/.+)", page, flags=re.MULTILINE)
     run = read_run(Path(reported.split()[0]))
     assert (list(run.rollouts), list(run.validation), run.estimator) == ([1], [1], "gdpo")
     assert run.notes == ()
@@ -346,7 +350,7 @@ def test_runs_of_mixed_versions_are_named(tmp_path):
         (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
     write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
     text = page_of(tmp_path, *runs).text
-    assert "different versions of gdpo-verl: gdpo by 0.1.0, grpo by 0.2.0." in text
+    assert "different versions of gdpo-verl: gdpo: 0.1.0, grpo: 0.2.0." in text
     assert "grpo: without the component correctness, format of the other runs." in text
     (runs[0] / "launch.json").write_text("{")
     assert any("launch.json could not be read" in note for note in read_run(runs[0]).notes)

@@ -64,7 +64,7 @@ def test_progress_is_a_line_a_step(tmp_path):
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
     first = {"step": 0, "data": validation(0.5, 0.0)}
     lines = follow_launch(tmp_path / "run", [first, *records], total_steps=4).splitlines()
-    rewards = "(25% dead), correctness 1.000 (50% dead)"
+    rewards = "(25% constant), correctness 1.000 (50% constant)"
     assert lines == [
         "gdpo: starting Ray, vLLM and FSDP… 0 s",
         "gdpo: validating or taking the first step… 0 s",
@@ -112,7 +112,7 @@ def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path):
     assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
 
 
-def test_a_dead_component_is_announced_once(tmp_path):
+def test_a_constant_component_is_announced_once(tmp_path):
     records = [
         training(step, 0.5, 1.0, **{"gdpo/correctness/constant_groups": 0.9})
         for step in range(1, 24)
@@ -122,8 +122,7 @@ def test_a_dead_component_is_announced_once(tmp_path):
     assert len(alerts) == 1
     assert lines[alerts[0] - 1].startswith("gdpo: step 20/30")
     assert lines[alerts[0]].startswith(
-        "gdpo: alert: correctness is dead: it does not vary in 90% of the groups (mean 1), since "
-        "step 1. "
+        "gdpo: alert: correctness is constant in 90% of the groups (mean 1), since step 1. "
     )
 
 

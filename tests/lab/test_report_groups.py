@@ -69,7 +69,9 @@ def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path):
     (found,) = read_dumps([read_run(run)])
     assert list(found.training) == [2]
     assert found.training[2].groups == 2
-    assert found.notes == ("rollouts/2.jsonl: 1 lines are no whole rows (line 7 first).",)
+    assert found.notes == (
+        "rollouts/2.jsonl: 1 lines are not complete rows (the first is line 7).",
+    )
 
 
 def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def groups_without_variation(*shares):
 @pytest.mark.parametrize(
     ("key", "values", "kind"),
     [
-        pytest.param("style/constant_groups", [0.8] * 20, "dead", id="exactly the threshold"),
+        pytest.param("style/constant_groups", [0.8] * 20, "constant", id="exactly the threshold"),
         pytest.param("style/constant_groups", [1.0] * 19, None, id="too few steps"),
         pytest.param("style/saturation", [0.95] * 20, "saturated", id="at the top"),
         pytest.param("style/saturation", [0.05] * 20, "stuck", id="at the bottom"),
@@ -57,9 +57,7 @@ def test_a_component_that_comes_back_to_life_is_an_alert_of_the_past():
     first, second = find_alerts(metrics, ["style"])
     # The first window with a mean below 0.8 has five zeros, the last above it four.
     assert (first.first, first.last, first.ongoing) == (1, 24, False)
-    assert str(first) == (
-        "style is dead: it does not vary in 83% of the groups (mean 0.5), steps 1 to 24"
-    )
+    assert str(first) == ("style is constant in 83% of the groups (mean 0.5), steps 1 to 24")
     assert (second.first, second.last, second.ongoing) == (37, 60, True)
 
 
@@ -77,22 +75,22 @@ FALLEN = [training(i, 1.0 - float(min(i, 10)) / 10, 0.0) for i in range(1, 41)]
         # Eight steps compare 4 with 4, and the last two with the two before. Format alternates
         # around 0.5: a change of 0 with an error of sqrt((0.0002 + 0.0002) / 2). It never moved.
         pytest.param(STEADY, "format went from 0.5 to 0.5: +0 ± 0.014 over the last 4 steps. It "
-            "does not vary in 25% of the groups of the last 4 steps.", id="never moved"),
+            "is constant in 25% of the groups of the last 4 steps.", id="never moved"),
         # Correctness rises by 1 a step: 2 with sqrt(0.5).
         pytest.param(STEADY, "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over "
-            "the last 4 steps. It does not vary in 50% of the groups of the last 4 steps.",
+            "the last 4 steps. It is constant in 50% of the groups of the last 4 steps.",
             id="rises"),
         # From a mean of 0.55 to 1: 0.45 with an error of 0.096, of which a tenth is above 0.
         pytest.param(PLATEAU, "format went from 0.3 to 1 and has stopped learning: +0 ± 0 over "
-            "the last 20 steps. It does not vary in 25% of the groups of the last 5 steps.",
+            "the last 20 steps. It is constant in 25% of the groups of the last 5 steps.",
             id="stopped"),
-        pytest.param(FALLEN, "format went from 0.7 to 0: +0 ± 0 over the last 20 steps. It does "
-            "not vary in 25% of the groups of the last 5 steps.", id="nothing to learn any more"),
+        pytest.param(FALLEN, "format went from 0.7 to 0: +0 ± 0 over the last 20 steps. It is "
+            "constant in 25% of the groups of the last 5 steps.", id="nothing to learn any more"),
         # A quarter is a rise of 5 * 0.85 / 19, and of odd length: its noise adds 2 * 0.4 / 5.
         pytest.param(LEARNS, "correctness went from 0.779 to 1.61: +0.384 ± 0.28 over the last "
-            "10 steps. It does not vary in 50% of the groups of the last 5 steps.", id="noise"),
-        pytest.param(STEADY[:7], "correctness went from 2 to 6; 7 steps are too few to tell a "
-            "trend from noise. It does not vary in 50% of the groups of the last 3 steps.",
+            "10 steps. It is constant in 50% of the groups of the last 5 steps.", id="noise"),
+        pytest.param(STEADY[:7], "correctness went from 2 to 6; 7 steps are too few to distinguish "
+            "a trend from noise. It is constant in 50% of the groups of the last 3 steps.",
             id="short"),
     ],
 )  # fmt: skip
@@ -109,8 +107,8 @@ def test_the_verdict_names_dead_groups_and_what_they_got(tmp_path):
     rows += [rollout("d_0_0", 1.0, 0.0, -1.0, -1.0), rollout("d_1_0", 1.0, 3.0, 1.0, 1.0)]
     write_lines(run / "rollouts/2.jsonl", rows)
     assert (
-        "2 of 4 groups of the dumped step (50%) are dead, nothing varies in them: 2 with format "
-        "1, correctness 3. For example: “question”"
+        "2 of 4 groups of the dumped step (50%) are dead: no reward varies in them (2 with format "
+        "1, correctness 3). For example: “question”"
     ) in summary_of(tmp_path / "out", run)
     step = read_step(run / "rollouts/2.jsonl", COMPONENTS)
     assert sorted(group["constant"] for group in step.shown) == [
@@ -126,8 +124,8 @@ def test_alerts_are_on_the_page(tmp_path):
     steps = [training(step, 0.5, 1.0, **dead) for step in range(1, 21)]
     write_lines(tmp_path / "run/metrics.jsonl", steps)
     page = page_of(tmp_path, tmp_path / "run")
-    assert "Alert: correctness is dead: it does not vary in 90% of the groups" in page.text
-    assert "- run: Alert: correctness is dead" in (tmp_path / "summary.md").read_text()
+    assert "Alert: correctness is constant in 90% of the groups" in page.text
+    assert "- run: Alert: correctness is constant" in (tmp_path / "summary.md").read_text()
 
 
 def seeds(place, *runs, files="/data/train.parquet"):
@@ -174,7 +172,7 @@ def test_seeds_are_summed_up_and_recipes_over_the_same_seeds_compared_by_pairs(t
         # a mean of 0.75 ± 12.706 * sqrt(0.125) / sqrt(2).
         "| training correctness, first → last step | 0.500 ± 0.000 → 2.000 ± 0.707 | "
         "0.500 ± 0.000 → 1.250 ± 0.354 | +0.750 ± 3.176 |",
-        "| groups in which correctness does not vary, first → last step | 50.0% ± 0.0% → 50.0% ± "
+        "| groups in which correctness is constant, first → last step | 50.0% ± 0.0% → 50.0% ± "
         "0.0% | 50.0% ± 0.0% → 50.0% ± 0.0% | +0.0 ± 0.0 points |",
     ):
         assert f"\n{line}\n" in summary

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts/dev"))
 import conformance  # noqa: E402
 
-PAGE = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((ROOT / "gdpo_verl/conformance/schema.json").read_text())
 
 

@@ -13,7 +13,7 @@ import torch
 
 from gdpo_verl import advantages_of
 
-PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/other_trainers.md").read_text(encoding="utf-8")
 # Two groups of two, apart; lengths of 1 to 3 tokens.
 DICTS = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}]
 TOKENS = [3, 1, 2, 1]

@@ -14,8 +14,8 @@ from gdpo_verl.advantage import decompose, find_variant, validate_variant
 
 @pytest.fixture
 def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The ten lines of docs/variants.md as a module that can be imported."""
-    page = (Path(__file__).parents[2] / "docs/variants.md").read_text(encoding="utf-8")
+    """The ten lines of docs/choose_variant.md as a module that can be imported."""
+    page = (Path(__file__).parents[2] / "docs/choose_variant.md").read_text(encoding="utf-8")
     found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
     assert found is not None
     (tmp_path / "my_module.py").write_text(found[1])

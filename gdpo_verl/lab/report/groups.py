@@ -180,7 +180,9 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
             "which may cut its last group."
         )
     elif broken:  # a file that is not read to its end ends within a line
-        notes.append(f"{name}: {len(broken)} lines are no whole rows (line {broken[0]} first).")
+        notes.append(
+            f"{name}: {len(broken)} lines are not complete rows (the first is line {broken[0]})."
+        )
     groups = [_Group(each, components) for each in members.values()]
     # Those with the most that GRPO takes for equal, then in an order that knows no score.
     groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))

@@ -25,10 +25,10 @@ _KL = {
 
 # Title and metric.
 _OF_GROUPS = (
-    ("Rollouts with conflicting rewards", names.SIGN_CONFLICTS),
+    ("Responses with conflicting rewards", names.SIGN_CONFLICTS),
     ("Shift of 0 by whitening", names.WHITEN_SHIFT),
     ("Variance of the decoupled sum in a group", names.NOISE_FLOOR),
-    ("Groups that train without an outcome", names.PHANTOM_GROUPS),
+    ("Phantom groups", names.PHANTOM_GROUPS),
 )
 
 

@@ -102,7 +102,7 @@ def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
     """Warn of what must be known before the runs are compared."""
     versions = {run.name: str(run.launch["version"]) for run in runs if "version" in run.launch}
     if len(set(versions.values())) > 1:
-        named = ", ".join(f"{name} by {version}" for name, version in versions.items())
+        named = ", ".join(f"{name}: {version}" for name, version in versions.items())
         yield f"The runs were made by different versions of gdpo-verl: {named}."
     known = {name for run in runs for name in run.components}
     for run in runs:
@@ -120,10 +120,10 @@ def _learning(run: Run, name: str) -> str:
     constant = run.values(CONSTANT_GROUPS.of(name))[-few:]
     if constant:
         ends = f"{few} steps" if few > 1 else "step"
-        silent = f" It does not vary in {fmean(constant):.0%} of the groups of the last {ends}."
+        silent = f" It is constant in {fmean(constant):.0%} of the groups of the last {ends}."
     found = trend(values)
     if found is None:
-        return f"{went}; {len(values)} steps are too few to tell a trend from noise.{silent}"
+        return f"{went}; {len(values)} steps are too few to distinguish a trend from noise.{silent}"
     verdict = ""
     if found.moves:
         verdict = " and still rises" if found.change > 0 else " and falls"
@@ -153,7 +153,7 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
     count = sum(dead.values())
     where = f"the last {len(recent)} dumped steps" if len(recent) > 1 else "the dumped step"
     if not count:
-        yield f"None of the {groups} groups of {where} is dead: in each something varies."
+        yield f"None of the {groups} groups of {where} is dead: in each a reward varies."
         return
     stuck = "; ".join(
         f"{times} with {scores_text(dict(zip(dumps.run.components, vector, strict=True)))}"
@@ -163,8 +163,8 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
     prompt = next((step.dead_prompt for step in reversed(recent) if step.dead_prompt), "")
     example = f" For example: “{prompt}”" if prompt else ""
     yield (
-        f"{count} of {groups} groups of {where} ({count / groups:.0%}) are dead, nothing varies "
-        f"in them: {stuck}.{example}"
+        f"{count} of {groups} groups of {where} ({count / groups:.0%}) are dead: no reward "
+        f"varies in them ({stuck}).{example}"
     )
 
 
@@ -173,6 +173,6 @@ def _collapse(dumps: RunDumps) -> Iterator[str]:
     if found.groups:
         yield (
             f"In {found.collapsed} of {found.groups} groups ({found.collapsed / found.groups:.1%}) "
-            "GRPO gives the same advantage to rollouts that GDPO tells apart; the other way round "
-            f"in {found.by_gdpo}."
+            "GRPO gives one advantage to responses with different advantages in GDPO; in "
+            f"{found.by_gdpo} GDPO gives one to responses with different advantages in GRPO."
         )

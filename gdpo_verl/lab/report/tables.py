@@ -76,15 +76,15 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
     for name in components:
         found += _held_out(runs, name)
     for name in components:
-        constant = f"groups in which {name} does not vary"
+        constant = f"groups in which {name} is constant"
         found.append(metric(constant, CONSTANT_GROUPS.of(name), ".1%"))
         share = f"share of {name} in the advantage"
         found.append(metric(share, ADVANTAGE_SHARE.of(name), ".1%"))
         found.append(metric(f"spread of {name} over the turns", TURN_SPREAD.of(name)))
     found += [
-        metric("rollouts whose rewards conflict", SIGN_CONFLICTS.key, ".1%"),
-        metric("answers that could not be read", PARSE_ERROR_SHARE.key, ".1%"),
-        metric("sessions that failed", FAILED_SESSIONS.key, ".1%"),
+        metric("responses whose rewards conflict", SIGN_CONFLICTS.key, ".1%"),
+        metric("responses that could not be read", PARSE_ERROR_SHARE.key, ".1%"),
+        metric("rollouts that failed", FAILED_SESSIONS.key, ".1%"),
         mean("distinct advantages in a group by GDPO", DISTINCT_GDPO.key, ".2f"),
         mean("distinct advantages in a group by GRPO", DISTINCT_GRPO.key, ".2f"),
     ]
@@ -116,12 +116,12 @@ def _collapses(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
             collapsed[each.run.path] = (None, found.collapsed / found.groups)
             reverse[each.run.path] = (None, found.by_gdpo / found.groups)
     yield Quantity(
-        "groups, of all steps, in which GRPO gives the same advantage to rollouts that GDPO tells "
-        "apart",
+        "groups, of all steps, in which GRPO gives one advantage to responses with different "
+        "advantages in GDPO",
         collapsed,
         ".1%",
     )
-    yield Quantity("the other way round", reverse, ".1%")
+    yield Quantity("groups in which it is the other way round", reverse, ".1%")
 
 
 def _times(runs: Sequence[Run]) -> Iterator[Quantity]:

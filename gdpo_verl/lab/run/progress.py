@@ -47,7 +47,7 @@ def follow(
     """Show how far a training is until its process ends.
 
     A line a step; with each component its mean and the share of groups in which it does not vary
-    ("dead"). Before the first step a line a phase and minute. The plug-in's warnings and alerts
+    ("constant"). Before the first step a line a phase and minute. The plug-in's warnings and alerts
     (`gdpo_verl.lab.rundir.alerts`) get one line each, once.
 
     Args:
@@ -149,14 +149,14 @@ class _State:
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:
-        """The text behind the step: each reward, the share of groups it is dead in, pace, time."""
+        """The text behind the step: each reward, its share of constant groups, pace, time."""
         last = self.recent[self.step]
         parts = []
         for key, value in last.items():
             name = MEAN.name_in(key)
             if name is not None:
-                dead = last.get(CONSTANT_GROUPS.of(name))
-                share = "" if dead is None else f" ({dead:.0%} dead)"
+                constant = last.get(CONSTANT_GROUPS.of(name))
+                share = "" if constant is None else f" ({constant:.0%} constant)"
                 parts.append(f"{name} {value:.3f}{share}")
         steps = [*self.recent.values()][-_RECENT:]
         seconds = [data["timing_s/step"] for data in steps if "timing_s/step" in data]

@@ -1,4 +1,4 @@
-"""Alerts about rewards that died, saturated or run on alone; console and report share them."""
+"""Alerts about rewards that teach little; the console and the report share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, W
 # On average over MANY_STEPS logged steps: the share of groups in which the component does not
 # vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
 MANY_STEPS = 20
-DEAD_SHARE = 0.8
+CONSTANT_SHARE = 0.8
 SATURATED = 0.95
 STUCK = 0.05
 # The share of groups in which the outcome is the same for all and another reward is trained.
@@ -20,39 +20,39 @@ PHANTOM_SHARE = 0.3
 # The whitening's gain at a step over the median of the MANY_STEPS steps before.
 GAIN_JUMP = 2.0
 THRESHOLDS = (
-    f"dead from {DEAD_SHARE:.0%} of groups without variation, saturated from {SATURATED:.0%} and "
-    f"stuck up to {STUCK:.0%} of the declared range, phantom from {PHANTOM_SHARE:.0%} of groups "
-    "that train without an outcome, on average; jumped where whitening magnifies "
-    f"{GAIN_JUMP:g} times as much as before"
+    f"constant in at least {CONSTANT_SHARE:.0%} of the groups; saturated from {SATURATED:.0%} "
+    f"and stuck up to {STUCK:.0%} of the declared range; phantom if the outcome is constant, and "
+    f"another reward varies, in at least {PHANTOM_SHARE:.0%} of the groups; jumped if whitening "
+    f"magnifies {GAIN_JUMP:g} times as much as before"
 )
 
-Kind = Literal["dead", "saturated", "stuck", "phantom", "jumped"]
+Kind = Literal["constant", "saturated", "stuck", "phantom", "jumped"]
 _WORDS: dict[Kind, str] = {
-    "dead": "is dead: it does not vary in {:.0%} of the groups",
-    "saturated": "is saturated: {:.0%} of its range reached",
-    "stuck": "is stuck: {:.0%} of its range reached",
-    "phantom": "is the same for all in {:.0%} of the groups, which train other rewards",
+    "constant": "is constant in {:.0%} of the groups",
+    "saturated": "is saturated: it has reached {:.0%} of its range",
+    "stuck": "is stuck: it has reached {:.0%} of its range",
+    "phantom": "is constant in {:.0%} of the groups, in which other rewards are trained",
     "jumped": "magnifies advantages {:.1f} times as much as in the steps before",
 }
 _ADVICE: dict[Kind, str] = {
-    "dead": "From a group in which it is constant it teaches nothing: take more rollouts a prompt, "
-    "or prompts that are neither always nor never solved.",
-    "saturated": "There is little left to learn from it: take harder prompts, or condition it on "
-    "another reward. With a negative weight it is out of control instead.",
-    "stuck": "Hardly any rollout earns it: take easier prompts, or grade it more finely. With a "
-    "negative weight it has been learnt.",
-    "phantom": "What they teach there has nothing to do with the task; a policy that always fails "
-    "learns to fail briefly. Condition the others on it, set "
-    "algorithm.gdpo.gate={on: <the outcome>}, or take prompts of other difficulty.",
-    "jumped": "In most groups nothing varies any more, and the noise of the others is scaled up to "
-    "a whole step: take prompts of other difficulty, end the training, or set "
+    "constant": "It teaches nothing in a group in which it is constant. Sample more responses for "
+    "each prompt, or use prompts that are neither always nor never solved.",
+    "saturated": "There is little left to learn from it. Use harder prompts, or put a condition on "
+    "it. With a negative weight it means the opposite: the reward is out of control.",
+    "stuck": "Hardly any response earns it. Use easier prompts, or grade it in finer steps. With a "
+    "negative weight it means the opposite: the reward is learned.",
+    "phantom": "In these groups the other rewards teach something that does not help to solve the "
+    "task: a policy that always fails learns to fail briefly. Put a condition on the other "
+    "rewards, set algorithm.gdpo.gate={on: <the outcome>}, or use prompts of another difficulty.",
+    "jumped": "In most groups nothing varies any more, and whitening scales the noise of the "
+    "others up. Use prompts of another difficulty, end the run, or set "
     "algorithm.gdpo.whiten=none.",
 }
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A component that taught little, or others without it, from one step to another."""
+    """A component that taught little, from one step to another."""
 
     component: str  # "the outcome" for "phantom", "whitening" for "jumped"
     kind: Kind
@@ -76,11 +76,11 @@ class Alert:
 def find_alerts(
     metrics: Mapping[int, Mapping[str, float]], components: Iterable[str]
 ) -> list[Alert]:
-    """Find the stretches of steps over which a component was dead, saturated, stuck or missing.
+    """Find the stretches of steps over which a component was constant, saturated or stuck.
 
     A window of `MANY_STEPS` consecutive logged steps raises an alert when the mean of
 
-      `CONSTANT_GROUPS` is at least `DEAD_SHARE` (dead),
+      `CONSTANT_GROUPS` is at least `CONSTANT_SHARE` (constant),
       `SATURATION` is at least `SATURATED` or at most `STUCK`,
       `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom);
 
@@ -89,7 +89,7 @@ def find_alerts(
     by step, in its order; the alerts by component, kind and step.
     """
     rules: tuple[tuple[Kind, Metric, float, float], ...] = (
-        ("dead", CONSTANT_GROUPS, DEAD_SHARE, float("inf")),
+        ("constant", CONSTANT_GROUPS, CONSTANT_SHARE, float("inf")),
         ("saturated", SATURATION, SATURATED, float("inf")),
         ("stuck", SATURATION, float("-inf"), STUCK),
     )
