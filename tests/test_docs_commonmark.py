@@ -69,26 +69,3 @@ def has_anchor(text: str, anchor: str) -> bool:
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return anchor in slugs or f'<a name="{anchor}"></a>' in text
-
-
-WHOLE = "# A page\n\n```python\n# a comment\n```\n\n## A part\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n"
-
-
-@pytest.mark.parametrize(
-    ("broken", "expected"),
-    [
-        (WHOLE.replace("```\n\n##", "```\n\n```\n\n##"), ["no heading: ## A part", "no table"]),
-        (WHOLE.replace("comment\n```", "comment\n"), ["no heading: ## A part", "no table"]),
-        (WHOLE.replace("```python\n", ""), ["no heading: ## A part", "no table"]),
-        (WHOLE.replace("```python\n", "```python\n```\n"), ["no heading: ## A part", "is empty"]),
-        (WHOLE + "\n```\n", ["that is empty or has no end"]),
-        (WHOLE.replace("| a | b |", "| a |"), ["no table: | a |"]),
-        (WHOLE.replace("# A page", "A page", 1), ["a page begins with its heading"]),
-        (WHOLE.replace("## A part", "    ## A part"), []),  # a block of code by its indentation
-    ],
-)
-def test_a_fault_of_a_page_is_found(broken, expected):
-    assert faults(WHOLE) == []
-    found = "\n".join(faults(broken))
-    assert [text for text in expected if text not in found] == []
-    assert bool(found) == bool(expected)
