@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import takewhile
 from keyword import iskeyword
 from typing import Any
 
+from gdpo_verl.rewards.code_defines import defines
 from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text
 from gdpo_verl.sandbox.child import encode
 
@@ -31,24 +33,6 @@ _PYTHON = re.compile(
     r"[\s{#]*\.?(?:[\w./-]+\.|x-|language-|i)?py(?:py|thon)?(?:[-_]code)?-?[\d.]*(?![\w-])",
     re.IGNORECASE,
 )
-# A block that defines the function NAME: more than its head, and not by what it returned.
-_DEFINES = r"""(?msx)
-    ^ NAME [ \t]* (?: : [^=\n]+ )? = (?!=)
-    (?: [ \t]* lambda\b | (?! [ \t]* ["'\d\[{] ) (?! [^\n]* (?<![.\w]) NAME \b ) )
-  |
-    ^ (?P<indent> [ \t]* ) (?: async [ \t]+ )? def [ \t]+ NAME [ \t]* [\[(]
-    (?: (?! \) \s* (?: : | -> ) | \n [ \t]* def\b ) . ){0,2000} \) \s* (?: -> [^:]{0,500} )? :
-    (?!
-        (?:
-            \s* (?: \.\.\. | … | ; | \# [^\n]* | pass\b | raise [ ]+ NotImplemented [^\n]*
-              | return (?: [ ]+ None )? [ \t]* $
-              | [rR]? (?: ""\" (?: (?! ""\" ) . )* ""\" | ''' (?: (?! ''' ) . )* ''' )
-              | " [^"\n]* " | ' [^'\n]* ' )
-        )*
-        \s* (?: \Z | ^ (?! (?P=indent) [ \t] ) [ \t]* [^\s#] )
-    )
-"""
-
 PUBLISHED_IMPORTS = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
     "statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing",
@@ -100,12 +84,14 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     blocks = _blocks(text)
     if blocks is None:  # the thought has no end, or a fence that was opened in it has none
         blocks = _blocks("".join(_UNQUOTED_END.split(text, maxsplit=1)[1:])) or []
-    read = [(label, _dedented(lines)) for label, lines in reversed(blocks)]
+    # A byte order mark in front of a program is no part of it.
+    read = [(label, _dedented(lines).lstrip("\ufeff")) for label, lines in reversed(blocks)]
     python = [source for label, source in read if _PYTHON.match(label) and source.strip()]
     plain = [source for label, source in read if not label and source.strip()]
-    defines = re.compile(_DEFINES.replace("NAME", name))
-    defining = [source for source in python + plain if name and defines.search(source)]
-    return next(iter(defining or python or plain), "")
+    readable = python + plain
+    if name:
+        readable = [source for source in readable if defines(source, name)] or readable
+    return readable[0] if readable else ""
 
 
 def _blocks(text: str) -> list[Block] | None:
@@ -166,8 +152,15 @@ def _pieces(text: str) -> Iterator[str | Block]:
                 margin = _width(marker)
                 lines = []
                 thought_ended = False
-    if fence:  # cut off, or closed where no line begins
-        yield label, _BEHIND_CODE.split("\n".join(lines), 1)[:1]
+    if fence:
+        yield label, _without_end(lines, fence)
+
+
+def _without_end(lines: list[str], fence: str) -> list[str]:
+    """A block that no proper fence closes, up to a shorter one or one where no line begins."""
+    shorter = [fence[:length] for length in range(3, min(len(fence), 9))]
+    inside = takewhile(lambda line: line.strip() not in shorter, lines)
+    return _BEHIND_CODE.split("\n".join(inside), 1)[:1]
 
 
 def _width(space: str) -> int:
