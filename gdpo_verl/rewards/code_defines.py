@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DEFINITIONS = ("def", "class", "async")  # what begins one
-_STUBS = (["..."], ["…"], ["pass"], ["return"], ["return", "None"])
+_STUBS = ("...", "…", "pass", "return", "return None")
 
 
 def defines(source: str, name: str) -> bool:
@@ -37,20 +37,24 @@ def defines(source: str, name: str) -> bool:
     (False, False)
     """
     head: int | None = None  # the indentation of a head, while its body is read
-    for indent, tokens in _statements(source):
+    for indent, statement in _statements(source):
         if head is not None and indent <= head:
             head = None
-        if head is not None and not _is_stub(tokens):
+        if head is not None and not _is_stub(statement):
             return True
-        if _is_head(tokens, name):
+        begins = statement.removeprefix("async ").startswith((f"def {name} (", f"def {name} ["))
+        if begins and statement.endswith(":"):
             head = indent
-        if indent == 0 and _assigns_function(tokens, name):
+        if indent == 0 and _assigns_function(statement, name):
             return True
     return False
 
 
-def _statements(source: str) -> Iterator[tuple[int, list[str]]]:
-    """The indentation and the tokens of each statement; the head of a function is one."""
+def _statements(source: str) -> Iterator[tuple[int, str]]:
+    """The indentation of each statement and its tokens, with a space between two.
+
+    The head of a function is a statement.
+    """
     tokens: list[str] = []
     indent = 0  # of the statement
     margin = 0  # of the line; one more behind the head of a function
@@ -65,7 +69,7 @@ def _statements(source: str) -> Iterator[tuple[int, list[str]]]:
         # No definition is within brackets: one of them was never closed.
         if ends or (line_begins and token in _DEFINITIONS):
             if tokens:
-                yield indent, tokens
+                yield indent, " ".join(tokens)
             tokens = []
             depth = 0
         line_begins = is_line
@@ -81,46 +85,33 @@ def _statements(source: str) -> Iterator[tuple[int, list[str]]]:
         elif token in ")]}":
             depth = max(0, depth - 1)
         elif token == ":" and depth == 0 and tokens[0] in ("def", "async"):
-            yield indent, tokens
+            yield indent, " ".join(tokens)
             tokens = []
             margin += 1
     if tokens:
-        yield indent, tokens
+        yield indent, " ".join(tokens)
 
 
-def _is_head(tokens: list[str], name: str) -> bool:
-    """Return whether a statement is the whole head of the function."""
-    if tokens[0] == "async":
-        tokens = tokens[1:]
-    return tokens[:2] == ["def", name] and tokens[2:3] in (["("], ["["]) and tokens[-1] == ":"
+def _is_stub(statement: str) -> bool:
+    """Return whether a statement of a body does nothing, as `...` or a docstring."""
+    return (
+        statement in _STUBS or statement.startswith("raise NotImplemented") or _is_text(statement)
+    )
 
 
-def _is_stub(tokens: list[str]) -> bool:
-    """Return whether a statement of a body does nothing, as a docstring or `...`."""
-    if tokens[0] == "raise":
-        return len(tokens) > 1 and tokens[1].startswith("NotImplemented")
-    return tokens in _STUBS or all(map(_is_string, tokens))
+def _is_text(value: str) -> bool:
+    return value.lstrip("rRuU").startswith(("'", '"'))
 
 
-def _is_string(token: str) -> bool:
-    return token.lstrip("rRuU").startswith(("'", '"'))
-
-
-def _assigns_function(tokens: list[str], name: str) -> bool:
-    """Return whether a statement gives the name a lambda, or a value that may be a function.
+def _assigns_function(statement: str, name: str) -> bool:
+    """Return whether a statement gives the name a value that may be a function.
 
     A number, a text, a list or a dict is none, and what was computed with the name is its result.
     """
-    if tokens[0] != name or tokens[1:2] not in (["="], [":"]) or "=" not in tokens:
+    target, equals, value = statement.partition(" = ")
+    if not equals or target.split(" ")[0] != name or target.split(" ")[1:2] not in ([], [":"]):
         return False
-    value = tokens[tokens.index("=") + 1 :]
-    if not value:
+    if _is_text(value) or value[0] in "[{0123456789":
         return False
-    if value[0] == "lambda":
-        return True
-    if value[0] in ("[", "{") or value[0][0].isdigit() or _is_string(value[0]):
-        return False
-    before = ["", *value]
-    return all(
-        token != name or previous == "." for previous, token in zip(before, value, strict=False)
-    )
+    words = value.replace(" . ", ".").split(" ")
+    return words[0] == "lambda" or name not in words

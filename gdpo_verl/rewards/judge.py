@@ -35,7 +35,10 @@ _PLACE = re.compile(r"\{(\w+)\}")
 LARGEST_REPLY = 2**24  # bytes; thousands of tokens with their alternatives take half of it
 # A short reply, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
 _REQUEST = {"temperature": 0, "max_tokens": 32, "logprobs": True, "top_logprobs": 20}
-SCHEMA, CHOICE = "json_schema", "choice"  # of structured output: OpenAI's and vLLM's; vLLM's own
+_UNSTRUCTURED = (
+    ". If the server takes no structured output, set request.response_format of the judge to null "
+    "and let its question ask for a last line of the form 'Rating: 3'"
+)
 # What reading a reply of another shape raises.
 _ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -45,6 +48,10 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+class ReplyTooLargeError(Exception):
+    """A server sent more than `LARGEST_REPLY`."""
+
+
 @dataclass(frozen=True)
 class Judge:
     """A judge: its settings and the client of its server."""
@@ -52,7 +59,6 @@ class Judge:
     question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
     scale: Any = None  # the words or numbers that it may answer, the worst first
     name: str = "judge"
-    structured_output: str | None = SCHEMA  # how the server is told the scale; None leaves it out
     # May hold a password.
     url: str | None = field(
         default=None, repr=False
@@ -77,11 +83,9 @@ class Judge:
         refuse_unknown(node, known, where)
         judge = cls(**node)
         asks = isinstance(judge.question, str) and "{response}" in judge.question
-        forms = [SCHEMA, CHOICE, None]
         checks: list[tuple[str, Any, str]] = [
             ("question", asks, "a text with {response}, and {prompt} or {ground_truth} as needed"),
             ("scale", judge.values, "two or more words or numbers, the worst first"),
-            ("structured_output", judge.structured_output in forms, f"one of {forms}"),
             ("url", str(judge.url or "http").startswith("http"), "http://HOST:PORT/v1"),
             ("model", bool(judge.model) == bool(judge.url), "a name with url, none without"),
             ("request", isinstance(judge.request, Mapping), "a mapping"),
@@ -109,10 +113,8 @@ class Judge:
         YAML reads a yes or no without quotes as a boolean, which is no word.
         """
         scale = self.scale if isinstance(self.scale, list) else []
-        words = [spelled(str(word)) for word in scale if isinstance(word, (str, int, float))]
-        if len(words) < 2 or any(isinstance(word, bool) for word in scale):
-            return {}
-        if len({*words}) < len(scale) or "" in words:
+        words = [spelled(str(word)) for word in scale if type(word) in (str, int, float)]
+        if len({*words} - {""}) < max(2, len(scale)):
             return {}
         return {word: place / (len(words) - 1) for place, word in enumerate(words)}
 
@@ -128,7 +130,9 @@ class Judge:
         """
         question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
         messages = [{"role": "user", "content": _encodable(question)}]
-        body = {"model": self.model, "messages": messages, **_REQUEST, **self._structure}
+        body = {"model": self.model, "messages": messages, **_REQUEST}
+        if "structured_outputs" not in self.request:  # vLLM's own form
+            body["response_format"] = self._response_format()
         body.update(self.request)
         body = {key: value for key, value in body.items() if value is not None}
         value = said = None
@@ -141,9 +145,12 @@ class Judge:
             except Exception as failure:  # of any server, address or setting: it gave no value
                 # Its text may repeat the address with its password, or what the server sent.
                 reason = type(failure).__name__
-                error = f"no reply from {self._address} within {self.seconds} s: {reason}"
+                limits = f"within {self.seconds} s and {LARGEST_REPLY} bytes"
+                error = f"no reply from {self._address} {limits}: {reason}"
                 continue
-            error = self._fault(status, len(reply))
+            error = f"HTTP {status} from {self._address} and no chat completion"
+            if status in (400, 422):
+                error += _UNSTRUCTURED
             with contextlib.suppress(*_ODD):
                 choice = json.loads(reply)["choices"][0]
                 value = self.value_of(choice)
@@ -153,40 +160,24 @@ class Judge:
                 break
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
-    @property
-    def _structure(self) -> dict[str, Any]:
-        """The fields of a request that keep the reply to the scale; {} where `request` has one."""
-        own = {"response_format", "structured_outputs"} & self.request.keys()
-        if self.structured_output is None or own:
-            return {}
-        words = [str(word) for word in self.scale]
-        if self.structured_output == CHOICE:
-            return {"structured_outputs": {"choice": words}}
-        rating = {"type": "string", "enum": words}
-        if not any(isinstance(word, str) for word in self.scale):
-            rating = {"type": "number", "enum": self.scale}
-        schema = {"type": "object", "properties": {RATING: rating}, "required": [RATING]}
-        schema["additionalProperties"] = False
+    def _response_format(self) -> dict[str, Any]:
+        """The structured output that is asked for, in the form of OpenAI, which vLLM takes, too."""
+        rating: dict[str, Any] = {"type": "number", "enum": self.scale}
+        if any(isinstance(word, str) for word in self.scale):
+            rating = {"type": "string", "enum": [str(word) for word in self.scale]}
+        schema = {
+            "type": "object",
+            "properties": {RATING: rating},
+            "required": [RATING],
+            "additionalProperties": False,
+        }
         named = {"name": RATING, "strict": True, "schema": schema}
-        return {"response_format": {"type": SCHEMA, SCHEMA: named}}
+        return {"type": "json_schema", "json_schema": named}
 
     @property
     def _address(self) -> str:
         """The server's address without a user, a password and a query, which may be secret."""
         return str(self.url).rpartition("@")[2].partition("?")[0]
-
-    def _fault(self, status: int, size: int) -> str:
-        """Say what is wrong with a reply that is no chat completion."""
-        if size > LARGEST_REPLY:
-            return f"the reply from {self._address} has more than {LARGEST_REPLY} bytes"
-        error = f"HTTP {status} from {self._address}, whose log may say why"
-        if status in (400, 422) and self._structure:
-            error += (
-                ". If this server takes no structured output, or not in this form, set the judge's "
-                f"structured_output to {CHOICE} (vLLM's own form), or to null and let the question "
-                "ask for a last line of the form 'Rating: 3'"
-            )
-        return error
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
         """The status and the content of a reply, of which no more is read than is allowed."""
@@ -195,7 +186,7 @@ class Judge:
             async for part in reply.aiter_raw():  # as it came: unpacked it may be of any size
                 content += part
                 if len(content) > LARGEST_REPLY:
-                    break
+                    raise ReplyTooLargeError
         return reply.status_code, bytes(content)
 
     @cached_property
