@@ -130,11 +130,11 @@ class Judge:
         """
         question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
         messages = [{"role": "user", "content": _encodable(question)}]
-        body = {"model": self.model, "messages": messages, **_REQUEST}
+        content: dict[str, Any] = {"model": self.model, "messages": messages, **_REQUEST}
         if "structured_outputs" not in self.request:  # vLLM's own form
-            body["response_format"] = self._response_format()
-        body.update(self.request)
-        body = {key: value for key, value in body.items() if value is not None}
+            content["response_format"] = self._response_format()
+        content.update(self.request)
+        body = {key: value for key, value in content.items() if value is not None}
         value = said = None
         error = ""
         for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
