@@ -14,6 +14,7 @@ import unicodedata
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
 RATING = "rating"
+_AROUND = " \t\r\n*`"
 _PAIRS = ("<>", "[]", "()", '""', "''", "__")
 _DECIMAL_COMMA = re.compile(r"(-?\d{1,9}),(\d\d?)")
 
@@ -25,10 +26,10 @@ def spelled(word: str) -> str:
     ('yes', '4', '-1')
     """
     word = unicodedata.normalize("NFKC", word).casefold().replace("\u2212", "-")
-    word = word.replace("*", "").replace("`", "").strip().removesuffix(".")
-    for _ in range(3):
+    for _ in range(4):
+        word = word.strip(_AROUND).removesuffix(".")
         if word[:1] + word[1:][-1:] in _PAIRS:
-            word = word[1:-1].strip().removesuffix(".")
+            word = word[1:-1]
     word = _DECIMAL_COMMA.sub(r"\1.\2", word) if _DECIMAL_COMMA.fullmatch(word) else word
     try:
         return f"{float(word):.12g}"
@@ -58,9 +59,9 @@ def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:
         elif len(lines) == 1:
             rating = lines[0]
     word = spelled(rating or "")
-    value, slash, most = word.partition("/")
-    if slash and value[:1].isdigit() and spelled(most) == scale[-1]:  # 4/5
-        word = spelled(value)
+    number, slash, most = word.partition("/")
+    if slash and number[:1].isdigit() and spelled(most) == scale[-1]:  # 4/5
+        word = spelled(number)
     return word if word in scale else None
 
 
