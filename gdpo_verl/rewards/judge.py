@@ -48,10 +48,6 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-class ReplyTooLargeError(Exception):
-    """A server sent more than `LARGEST_REPLY`."""
-
-
 @dataclass(frozen=True)
 class Judge:
     """A judge: its settings and the client of its server."""
@@ -137,18 +133,22 @@ class Judge:
         body = {key: value for key, value in content.items() if value is not None}
         value = said = None
         error = ""
-        for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
-            await asyncio.sleep(seconds)
+        wait = 0.0
+        for _ in range(1 + int(self.repeats)):
+            await asyncio.sleep(wait)
+            wait = 2 * wait or BACKOFF
             try:
                 async with self._slots:  # the wait for one is not of the request's seconds
                     status, reply = await asyncio.wait_for(self._post(body), self.seconds)
             except Exception as failure:  # of any server, address or setting: it gave no value
                 # Its text may repeat the address with its password, or what the server sent.
                 reason = type(failure).__name__
-                limits = f"within {self.seconds} s and {LARGEST_REPLY} bytes"
-                error = f"no reply from {self._address} {limits}: {reason}"
+                error = f"no reply from {self._address} within {self.seconds} s: {reason}"
                 continue
-            error = f"HTTP {status} from {self._address} and no chat completion"
+            error = (
+                f"HTTP {status} from {self._address} and no chat completion of at most "
+                f"{LARGEST_REPLY} bytes"
+            )
             if status in (400, 422):
                 error += _UNSTRUCTURED
             with contextlib.suppress(*_ODD):
@@ -158,16 +158,15 @@ class Judge:
                 unknown = f"expected one of {[*self.values]}, found {said[:200]!r}"
                 error = unknown if value is None else ""
                 break
+            if 400 <= status < 500 and status not in (408, 429):  # the same request fails again
+                break
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
     def _response_format(self) -> dict[str, Any]:
         """The structured output that is asked for, in the form of OpenAI, which vLLM takes, too."""
-        rating: dict[str, Any] = {"type": "number", "enum": self.scale}
-        if any(isinstance(word, str) for word in self.scale):
-            rating = {"type": "string", "enum": [str(word) for word in self.scale]}
         schema = {
             "type": "object",
-            "properties": {RATING: rating},
+            "properties": {RATING: {"type": ["number", "string"], "enum": self.scale}},
             "required": [RATING],
             "additionalProperties": False,
         }
@@ -186,7 +185,7 @@ class Judge:
             async for part in reply.aiter_raw():  # as it came: unpacked it may be of any size
                 content += part
                 if len(content) > LARGEST_REPLY:
-                    raise ReplyTooLargeError
+                    break
         return reply.status_code, bytes(content)
 
     @cached_property
@@ -228,8 +227,7 @@ class Judge:
             return None
         shares: dict[str, float] = {}
         with contextlib.suppress(*_ODD, OverflowError):
-            tokens = choice["logprobs"]["content"]
-            shares = self._shares(_from_rating(text, tokens), word)
+            shares = self._shares(choice["logprobs"]["content"], word)
         total = sum(shares.values())
         if shares.get(word, 0) > 0 and math.isfinite(total):
             return sum(share * values[each] for each, share in shares.items()) / total
@@ -238,27 +236,22 @@ class Judge:
         return None if cut and longer else values[word]
 
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
-        """The probability of each word of the scale as the first token, where that is `word`."""
-        first: Any = next((token for token in tokens if _without_quote(token)), None)
-        if spelled(_without_quote(first)) != word:
-            return {}
+        """The probability of each word of the scale as the token that is `word`; {} without one.
+
+        That token is behind the reply's last colon and last tag, as of a thought.
+        """
+        alternatives: Any = []
+        for token in tokens:
+            text = token["token"]
+            if ":" in text or ">" in text:
+                alternatives = []
+            elif not alternatives and spelled(text) == word:
+                alternatives = token["top_logprobs"]
         shares: dict[str, float] = {}
-        for token in first["top_logprobs"]:
-            other = spelled(_without_quote(token))
+        for token in alternatives:
+            other = spelled(token["token"])
             if other in self.values:
                 shares[other] = shares.get(other, 0.0) + math.exp(token["logprob"])
         missing = self.values.keys() - shares.keys()
         pieces = any(longer.startswith(piece) for piece in shares for longer in missing)
         return {} if pieces else shares
-
-
-def _from_rating(text: str, tokens: list[Any]) -> list[Any]:
-    """The tokens of a reply from its rating on: in the JSON object it follows the colon."""
-    if not text.lstrip().startswith("{"):
-        return tokens
-    colons = [place for place, token in enumerate(tokens) if ":" in token["token"]]
-    return tokens[colons[0] + 1 :]
-
-
-def _without_quote(token: Mapping[str, Any]) -> str:
-    return str(token["token"]).strip().removeprefix('"')

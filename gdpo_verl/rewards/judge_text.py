@@ -14,9 +14,9 @@ import unicodedata
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
 RATING = "rating"
-_AROUND = " \t\r\n*`"
-_PAIRS = ("<>", "[]", "()", '""', "''", "__")
-_DECIMAL_COMMA = re.compile(r"(-?\d{1,9}),(\d\d?)")
+_FENCE = " \t\r\n`"
+_AROUND = _FENCE + "*_\"'[]()"
+_DECIMAL_COMMA = re.compile(r"\A(-?\d{1,9}),(\d\d?)\Z")
 
 
 def spelled(word: str) -> str:
@@ -26,11 +26,10 @@ def spelled(word: str) -> str:
     ('yes', '4', '-1')
     """
     word = unicodedata.normalize("NFKC", word).casefold().replace("\u2212", "-")
-    for _ in range(4):
-        word = word.strip(_AROUND).removesuffix(".")
-        if word[:1] + word[1:][-1:] in _PAIRS:
-            word = word[1:-1]
-    word = _DECIMAL_COMMA.sub(r"\1.\2", word) if _DECIMAL_COMMA.fullmatch(word) else word
+    word = word.strip(_AROUND).removesuffix(".").strip(_AROUND)
+    if word.startswith("<") and word.endswith(">"):  # <4 alone is less than 4
+        word = word[1:-1]
+    word = _DECIMAL_COMMA.sub(r"\1.\2", word)
     try:
         return f"{float(word):.12g}"
     except ValueError:
@@ -49,18 +48,15 @@ def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:
     '3'
     >>> named_word("I would say 3.", ["1", "2", "3"], cut=False)
     """
-    text = behind_thought(assistant_text(reply)) or ""
-    lines = [line for line in text.splitlines() if line.strip() not in ("", "```", "```json")]
-    rating = _rating_of_object("\n".join(lines))
-    if rating is None and lines:
-        name, colon, value = lines[-1].replace("\uff1a", ":").partition(":")
-        if colon and name.strip(" *_").casefold() == RATING and not cut:
-            rating = value
-        elif len(lines) == 1:
-            rating = lines[0]
-    word = spelled(rating or "")
-    number, slash, most = word.partition("/")
-    if slash and number[:1].isdigit() and spelled(most) == scale[-1]:  # 4/5
+    text = (behind_thought(assistant_text(reply)) or "").strip(_FENCE)
+    name, _, value = text.rpartition("\n")[2].replace("\uff1a", ":").partition(":")
+    rating = _rating_of_object(text)
+    if rating is None:
+        is_last_line = name.strip(" *_").casefold() == RATING and not cut
+        rating = value if is_last_line else text
+    word = spelled(rating)
+    number, _, most = word.partition("/")
+    if number[:1].isdigit() and spelled(most) == scale[-1]:  # 4/5
         word = spelled(number)
     return word if word in scale else None
 
@@ -68,10 +64,11 @@ def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:
 def _rating_of_object(text: str) -> str | None:
     """The rating of the JSON object that was asked for; None for any other text."""
     try:
-        items = json.loads(text, object_pairs_hook=tuple)  # not a dict: a key may be there twice
+        # Pairs: in a dict a key that is there twice would be there once.
+        pairs = json.loads(text.removeprefix("json"), object_pairs_hook=list)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(items, tuple) or len(items) != 1:
-        return None
-    key, value = items[0]
-    return str(value) if key == RATING and isinstance(value, (str, int, float)) else None
+    match pairs:
+        case [("rating", str() | int() | float() as value)]:
+            return str(value)
+    return None

@@ -140,11 +140,11 @@ DOWN = "http://127.0.0.1:9/v1"
     [
         ({"model": "recovers"}, "", 3),
         ({"model": "fails"}, "HTTP 500 from http://127.0.0.1:", 3),
-        ({"model": "plain", "repeats": 0}, "set request.response_format of the judge to null", 1),
+        ({"model": "plain"}, "set request.response_format of the judge to null", 1),
         ({"model": "plain", "request": {"response_format": None}}, "", 1),
-        ({"model": "endless", "repeats": 0}, "and 16777216 bytes: ReplyTooLarge", 1),
+        ({"model": "endless", "repeats": 0}, "HTTP 200 from http://127.0.0.1:", 1),
         ({"model": "slow", "seconds": 0.5, "repeats": 1}, ": TimeoutE", 2),
-        ({"model": "drips", "seconds": 1, "repeats": 0}, "within 1 s and 16", 1),
+        ({"model": "drips", "seconds": 1, "repeats": 0}, "within 1 s: Timeout", 1),
         ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, "InvalidURL", 0),
         ({"model": "m", "request": {"n": math.nan}, "repeats": 0}, "ValueError", 0),
         ({"model": "m", "url": DOWN, "repeats": 0}, ": ConnectError", 0),
@@ -200,13 +200,13 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "max_tokens": 512,
         "logprobs": True,
         "chat_template_kwargs": {"a": False},
-        "response_format": schema("number", FIVE),
+        "response_format": schema(FIVE),
     }
 
 
-def schema(kind: str, words: list[Any]) -> dict[str, Any]:
+def schema(words: list[Any]) -> dict[str, Any]:
     """The form of OpenAI, which vLLM takes, too."""
-    rating = {"type": kind, "enum": words}
+    rating = {"type": ["number", "string"], "enum": words}
     required = {"required": ["rating"], "additionalProperties": False}
     body = {"type": "object", "properties": {"rating": rating}} | required
     return {
@@ -221,9 +221,9 @@ OWN = {"structured_outputs": {"regex": "[1-5]"}}
 @pytest.mark.parametrize(
     ("settings", "fields"),
     [
-        ({}, {"response_format": schema("number", FIVE)}),
-        ({"scale": ["no", "yes"]}, {"response_format": schema("string", ["no", "yes"])}),
-        ({"scale": [0, 0.5, "all"]}, {"response_format": schema("string", ["0", "0.5", "all"])}),
+        ({}, {"response_format": schema(FIVE)}),
+        ({"scale": ["no", "yes"]}, {"response_format": schema(["no", "yes"])}),
+        ({"scale": [0, 0.5, "all"]}, {"response_format": schema([0, 0.5, "all"])}),
         ({"request": OWN}, OWN),
         ({"request": {"response_format": None}}, {}),
     ],
