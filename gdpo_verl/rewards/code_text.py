@@ -137,37 +137,33 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
         raise ValueError("ground_truth: nested too deep to be sent") from error
 
 
-def _parse(ground_truth: Any) -> Tests:
-    if isinstance(ground_truth, str):
-        ground_truth = _loads(ground_truth)
-    if not isinstance(ground_truth, dict):
-        raise ValueError(f"ground_truth: expected an object, found {ground_truth!a:.200}")
-    if "entry_point" in ground_truth:
-        return _asserting(ground_truth)
-    inputs, outputs = ground_truth.get("inputs"), ground_truth.get("outputs")
+def _parse(truth: Any) -> Tests:
+    if isinstance(truth, str):
+        truth = _loads(truth)
+    if not isinstance(truth, dict):
+        raise ValueError(f"ground_truth: expected an object, found {truth!a:.200}")
+    name = truth.get("entry_point", truth.get("fn_name"))
+    if name is not None and not _is_name(name):
+        raise ValueError(f"ground_truth: expected a function's name, found {name!a:.200}")
+    tests = truth.get("test")
+    if isinstance(tests, str):
+        tests = [tests]
+    if truth.get("entry_point") and tests and isinstance(tests, list):
+        return _asserting(tests, name, truth.get("prompt") or "")
+    inputs, outputs = truth.get("inputs"), truth.get("outputs")
     lists = isinstance(inputs, list) and isinstance(outputs, list)
     if not lists or not inputs or len(inputs) != len(outputs):
         raise ValueError(
             "ground_truth: expected 'inputs' and 'outputs', two lists of one length that are not "
-            f"empty, or 'entry_point' and 'test', found {ground_truth!a:.200}"
+            f"empty, or 'entry_point' and 'test', found {truth!a:.200}"
         )
-    name = ground_truth.get("fn_name")
     if name is None:
         return Tests("script", list(map(_as_text, inputs)), list(map(_as_text, outputs)))
-    if not _is_name(name):
-        raise ValueError(f"ground_truth: expected a function's name as 'fn_name', found {name!a}")
     cases = [_as_call(*case) for case in zip(inputs, outputs, strict=True)]
     return Tests("call", [case[0] for case in cases], [case[1] for case in cases], name)
 
 
-def _asserting(truth: dict[str, Any]) -> Tests:
-    tests, name, setup = truth.get("test"), truth["entry_point"], truth.get("prompt") or ""
-    tests = [tests] if isinstance(tests, str) else tests
-    if not _is_name(name) or not isinstance(tests, list) or not tests:
-        raise ValueError(
-            "ground_truth: expected a function's name as 'entry_point' and a source text or a "
-            f"list of them as 'test', found {name!a} and {truth.get('test')!a:.200}"
-        )
+def _asserting(tests: list[Any], name: str, setup: str) -> Tests:
     for source in (setup, *tests):
         try:
             ast.parse(source)

@@ -55,10 +55,8 @@ class Judge:
     question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
     scale: Any = None  # the words or numbers that it may answer, the worst first
     name: str = "judge"
-    # May hold a password.
-    url: str | None = field(
-        default=None, repr=False
-    )  # of its server, up to /v1; None is the reward model that verl serves
+    # Of its server, up to /v1; None is the reward model that verl serves. May hold a password.
+    url: str | None = field(default=None, repr=False)
     model: str | None = None  # its name there
     requests: int = 64  # in flight at a time, from all reward workers together
     seconds: float = 60.0  # the deadline of a request

@@ -74,7 +74,9 @@ def compute_score(
     # More than one call in a turn, and what is no JSON, verl leaves out.
     calls = max(solution_str.count(CALL), len(outcomes))
     ran = sum(each > 0 for each in outcomes)
-    words = _own_words(text)
+    # Without what the tools told, where the chat template puts that into tags: it may itself hold
+    # the end tag.
+    words = "".join(piece.rpartition(END_TOLD)[2] for piece in text.split(TOLD))
     answer = gsm8k.compute_score(data_source, words, ground_truth)
     needed = info.get("calls", 0)
     error = answer["parse_error"]
@@ -144,14 +146,6 @@ def compute_score_by_turn(
         shares = [share * each for each in ran]
         scored["executed"] = shares + [0.0] * (turns - len(ran))
     return scored
-
-
-def _own_words(text: str) -> str:
-    """The text without what the tools told, where the chat template puts that into tags."""
-    first, *others = text.split(TOLD)
-    # Each of the others begins with a tool's words, which may hold the end tag themselves.
-    turns = [piece.rpartition(END_TOLD)[2] for piece in others]
-    return first + "".join(turns)
 
 
 def _has_form(text: str, words: str, given: int) -> bool:
