@@ -142,7 +142,7 @@ def _parse(truth: Any) -> Tests:
         truth = _loads(truth)
     if not isinstance(truth, dict):
         raise ValueError(f"ground_truth: expected an object, found {truth!a:.200}")
-    name = truth.get("entry_point", truth.get("fn_name"))
+    name: Any = truth.get("entry_point", truth.get("fn_name"))
     if name is not None and not _is_name(name):
         raise ValueError(f"ground_truth: expected a function's name, found {name!a:.200}")
     tests = truth.get("test")
@@ -150,7 +150,8 @@ def _parse(truth: Any) -> Tests:
         tests = [tests]
     if truth.get("entry_point") and tests and isinstance(tests, list):
         return _asserting(tests, name, truth.get("prompt") or "")
-    inputs, outputs = truth.get("inputs"), truth.get("outputs")
+    inputs: Any = truth.get("inputs")
+    outputs: Any = truth.get("outputs")
     lists = isinstance(inputs, list) and isinstance(outputs, list)
     if not lists or not inputs or len(inputs) != len(outputs):
         raise ValueError(
