@@ -42,8 +42,10 @@ def _same_word(found: str, expected: str) -> bool:
         return found == expected  # float() reads 1_0 as 10
     try:
         number = float(expected)
-        # Digits too large for a float may be another number's.
-        return math.isfinite(number) and _close(float(found), number)
+        # Digits too large for a float may be another number's. The word for infinity is none's.
+        if math.isinf(number) and any(map(str.isdigit, found)):
+            return False
+        return _close(float(found), number)
     except ValueError:
         return False
 
