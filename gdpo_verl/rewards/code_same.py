@@ -41,7 +41,11 @@ def _same_word(found: str, expected: str) -> bool:
     if found == expected or "_" in found or not any(mark in expected for mark in ".eE"):
         return found == expected  # float() reads 1_0 as 10
     try:
-        return _close(float(found), float(expected))
+        number = float(expected)
+        # Digits too large for a float may be another number's. The word for infinity is none's.
+        if math.isinf(number) and any(map(str.isdigit, found)):
+            return False
+        return _close(float(found), number)
     except ValueError:
         return False
 

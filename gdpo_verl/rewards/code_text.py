@@ -8,47 +8,26 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+import textwrap
 from dataclasses import dataclass, field
 from decimal import Decimal
 from keyword import iskeyword
 from typing import Any
 
-from gdpo_verl.rewards.thought import END_THINK, THINK, assistant_text
+from gdpo_verl.rewards.code_defines import defines
+from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.sandbox.child import encode
 
-_TAG = re.compile(r"</?think>")
-_SPAN = re.compile(r"`{1,2}[^`]+`{1,2}")
-# Marker of a list, text, fence and label.
-_OPENING = re.compile(
-    r"([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(|(?!```|~~~)\S(?:(?!```).)*(?=```))"
-    r"(`{3,}(?=[^`]*$)|~{3,})(.*)"
-)
-_CLOSING = re.compile(r"([ \t]*)(`{3,}|~{3,})(?:[ \t\r]*(?=<|$)|(?=[.,;:)]| +[A-Z(]))")
-_UNQUOTED_END = re.compile(r"(?<!`)</think>(?!`)")
-_BEHIND_CODE = re.compile(r"(?<=[^\s`])[ \t]*```+[ \t\r]*(?=<|$)|</answer>\s*\Z", re.MULTILINE)
+# In quotes or a code span the tag is talked about.
+_END_OF_THOUGHT = re.compile(r"""(?<!["'`])</think>(?!["'`])""")
+_THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)
+_LIST_MARKS = " \t-+*.)0123456789"
+_FENCE = re.compile(r"(?<!`)(`{3,})([^`]*)$")
+_CLOSING = re.compile(r"([ \t]*)(`{3,})(?![\w`])")
 _PYTHON = re.compile(
     r"[\s{#]*\.?(?:[\w./-]+\.|x-|language-|i)?py(?:py|thon)?(?:[-_]code)?-?[\d.]*(?![\w-])",
     re.IGNORECASE,
 )
-# A block that defines the function NAME: more than its head, and not by what it returned.
-_DEFINES = r"""(?msx)
-    ^ NAME [ \t]* (?: : [^=\n]+ )? = (?!=)
-    (?: [ \t]* lambda\b | (?! [ \t]* ["'\d\[{] ) (?! [^\n]* (?<![.\w]) NAME \b ) )
-  |
-    ^ (?P<indent> [ \t]* ) (?: async [ \t]+ )? def [ \t]+ NAME [ \t]* [\[(]
-    (?: (?! \) \s* (?: : | -> ) | \n [ \t]* def\b ) . ){0,2000} \) \s* (?: -> [^:]{0,500} )? :
-    (?!
-        (?:
-            \s* (?: \.\.\. | … | ; | \# [^\n]* | pass\b | raise [ ]+ NotImplemented [^\n]*
-              | return (?: [ ]+ None )? [ \t]* $
-              | [rR]? (?: ""\" (?: (?! ""\" ) . )* ""\" | ''' (?: (?! ''' ) . )* ''' )
-              | " [^"\n]* " | ' [^'\n]* ' )
-        )*
-        \s* (?: \Z | ^ (?! (?P=indent) [ \t] ) [ \t]* [^\s#] )
-    )
-"""
-
 PUBLISHED_IMPORTS = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
     "statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing",
@@ -59,10 +38,6 @@ PUBLISHED_SETUP = (
     + "sys.setrecursionlimit(600_000)\n"
 )
 """Run ahead of every program by verl's code rewards (verl/utils/reward_score/prime_code)."""
-
-
-Block = tuple[str, list[str]]
-"""The label and the lines of a fenced block."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +55,9 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
     """The program of an answer: its last block fenced as Python, else its last unlabelled; or ''.
 
     Where a function is asked for, it is the last of them that defines it, if one does: models
-    show in a further block how it is used, or its head alone. Thoughts are no answer, in one
-    without an end there is none, and tags in a block or a code span make none. Without `<think>`,
-    one began in the prompt. A block that is not closed reaches to a fence behind code, to
-    `</answer>` at the end, or to the end of the text.
+    show in a further block how it is used, or its head alone. The thought is no part of an answer:
+    it reaches to the last `</think>` that is not in quotes, and `<think>` at a line's beginning
+    behind that begins one without an end, which leaves no answer.
 
     Args:
       text: the assistant's turn.
@@ -92,93 +66,56 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
         fence, and without one, the text up to any fence.
 
     >>> find_code("First:\\n```python\\nprint(1)\\n```\\nBetter:\\n```python\\nprint(2)\\n```\\n")
-    'print(2)\\n'
+    'print(2)'
     """
     if not strict:
         return text.rpartition("```python")[2].partition("```")[0]
-    text = assistant_text(text)
-    blocks = _blocks(text)
-    if blocks is None:  # the thought has no end, or a fence that was opened in it has none
-        blocks = _blocks("".join(_UNQUOTED_END.split(text, maxsplit=1)[1:])) or []
-    read = [(label, _dedented(lines)) for label, lines in reversed(blocks)]
-    python = [source for label, source in read if _PYTHON.match(label) and source.strip()]
-    plain = [source for label, source in read if not label and source.strip()]
-    defines = re.compile(_DEFINES.replace("NAME", name))
-    defining = [source for source in python + plain if name and defines.search(source)]
-    return next(iter(defining or python or plain), "")
+    answer = _END_OF_THOUGHT.split(assistant_text(text))[-1]
+    if _THOUGHT.search(answer):
+        return ""
+    blocks = list(reversed(_blocks(answer)))
+    python = [source for label, source in blocks if _PYTHON.match(label)]
+    plain = [source for label, source in blocks if not label]
+    sources = python + plain
+    if name:
+        sources = [source for source in sources if defines(source, name)] or sources
+    return sources[0] if sources else ""
 
 
-def _blocks(text: str) -> list[Block] | None:
-    """The fenced blocks behind the thought; None when that is open."""
-    blocks: list[Block] = []
-    before_thought = 0  # blocks, which are no part of it
-    thinking = False
-    for piece in _pieces(text):
-        if isinstance(piece, tuple):
-            blocks.append(piece)
-            continue
-        for tag in _TAG.findall(_SPAN.sub("", piece)):
-            if tag == END_THINK:  # what was fenced in the thought is no answer
-                del blocks[before_thought:]
-            if not thinking:
-                before_thought = len(blocks)
-            thinking = tag == THINK
-    return None if thinking else blocks
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """The label and the source of each fenced block of a text, but not of empty ones.
 
-
-def _pieces(text: str) -> Iterator[str | Block]:
-    """The fenced blocks of a text, and the lines with tags outside them.
-
-    A fence closes a block by CommonMark's rules: it is at least as long as the opening one, and
-    indented by less than four more. Tags may follow it, and text may stand before an opening one.
+    A fence opens a block at the beginning of a line or a list's item. Behind other text, where one
+    may be talked about, it does so if its label is Python's or the text ends in `:` or `>`. The
+    block reaches to a line that begins with a fence as long, no label, and at most three spaces
+    more. Without one it reaches to any fence in it, to `</answer>` or to the text's end.
     """
-    fence = ""  # of a block, while that is open
-    label = ""
+    blocks: list[tuple[str, list[str]]] = []
+    fence = ""  # of the last block, while that is open
     margin = 0
-    lines: list[str] = []
-    thought_ended = False  # perhaps, within the block
     for line in text.split("\n"):
         if fence:
-            again = line.startswith("```") and _PYTHON.match(line.lstrip("`"))
-            closing = _CLOSING.match(line) if fence in line else None
-            if again and thought_ended:  # behind a thought that left a fence open
-                yield END_THINK
-            elif again and not lines:
-                pass  # opened twice
-            elif closing and closing[2].startswith(fence) and _width(closing[1]) < margin + 4:
-                yield label, [*lines, ""]
-                line = line[closing.end() :]
+            closing = _CLOSING.match(line)
+            indent = len(closing[1].expandtabs(4)) if closing else 0
+            if closing and closing[2].startswith(fence) and indent < margin + 4:
+                fence = ""
             else:
-                lines.append(line)
-                thought_ended = thought_ended or line.rstrip().endswith(END_THINK)
-                continue
-            fence = ""
-        if "think>" in line:
-            yield line
-            line = line.rpartition("think>")[2]
-        opening = _OPENING.match(line) if "```" in line or "~~~" in line else None
+                blocks[-1][1].append(line)
+            continue
+        opening = _FENCE.search(line)
         if opening:
-            marker, before, run, label = opening.groups()
-            label = label.strip()
-            # Behind text, where a fence may be talked about, it is Python's or it is announced.
-            if not before or _PYTHON.fullmatch(label) or before.rstrip()[-1] in ":>":
-                fence = run
-                margin = _width(marker)
-                lines = []
-                thought_ended = False
-    if fence:  # cut off, or closed where no line begins
-        yield label, _BEHIND_CODE.split("\n".join(lines), 1)[:1]
-
-
-def _width(space: str) -> int:
-    return len(space.expandtabs(4))
-
-
-def _dedented(lines: list[str]) -> str:
-    """The source without the indentation of its first line of code, which is that of a list."""
-    first = next((line for line in lines if line.strip() and line.lstrip()[0] != "#"), "")
-    indent = first[: len(first) - len(first.lstrip())]
-    return ("\n" + "\n".join(lines)).replace("\n" + indent, "\n")[1:]
+            before = line[: opening.start()].strip(_LIST_MARKS)
+            label = opening[2].strip()
+            if not before or _PYTHON.fullmatch(label) or before.endswith((":", ">")):
+                fence = opening[1]
+                margin = opening.start()
+                blocks.append((label, []))
+    # A byte order mark in front of a program is no part of it.
+    sources = [(label, "\n".join(lines).lstrip("\ufeff")) for label, lines in blocks]
+    if fence:
+        label, source = sources.pop()
+        sources.append((label, source.partition("```")[0].partition("</answer>")[0]))
+    return [(label, textwrap.dedent(source)) for label, source in sources if source.strip()]
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
@@ -200,41 +137,34 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
         raise ValueError("ground_truth: nested too deep to be sent") from error
 
 
-def _parse(ground_truth: Any) -> Tests:
-    if isinstance(ground_truth, str):
-        ground_truth = _loads(ground_truth)
-    if not isinstance(ground_truth, dict):
-        raise ValueError(f"ground_truth: expected an object, found {ground_truth!a:.200}")
-    if "entry_point" in ground_truth:
-        return _asserting(ground_truth)
-    inputs, outputs = ground_truth.get("inputs"), ground_truth.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
+def _parse(truth: Any) -> Tests:
+    if isinstance(truth, str):
+        truth = _loads(truth)
+    if not isinstance(truth, dict):
+        raise ValueError(f"ground_truth: expected an object, found {truth!a:.200}")
+    name: Any = truth.get("entry_point", truth.get("fn_name"))
+    if name is not None and not _is_name(name):
+        raise ValueError(f"ground_truth: expected a function's name, found {name!a:.200}")
+    tests = truth.get("test")
+    if isinstance(tests, str):
+        tests = [tests]
+    if truth.get("entry_point") and tests and isinstance(tests, list):
+        return _asserting(tests, name, truth.get("prompt") or "")
+    inputs: Any = truth.get("inputs")
+    outputs: Any = truth.get("outputs")
+    lists = isinstance(inputs, list) and isinstance(outputs, list)
+    if not lists or not inputs or len(inputs) != len(outputs):
         raise ValueError(
-            "ground_truth: expected the lists 'inputs' and 'outputs', or 'entry_point' and "
-            f"'test', found the keys {sorted(map(str, ground_truth))}"
+            "ground_truth: expected 'inputs' and 'outputs', two lists of one length that are not "
+            f"empty, or 'entry_point' and 'test', found {truth!a:.200}"
         )
-    if not inputs or len(inputs) != len(outputs):
-        raise ValueError(
-            f"ground_truth: expected as many inputs as outputs and at least one, found "
-            f"{len(inputs)} and {len(outputs)}"
-        )
-    name = ground_truth.get("fn_name")
     if name is None:
         return Tests("script", list(map(_as_text, inputs)), list(map(_as_text, outputs)))
-    if not _is_name(name):
-        raise ValueError(f"ground_truth: expected a function's name as 'fn_name', found {name!a}")
     cases = [_as_call(*case) for case in zip(inputs, outputs, strict=True)]
     return Tests("call", [case[0] for case in cases], [case[1] for case in cases], name)
 
 
-def _asserting(truth: dict[str, Any]) -> Tests:
-    tests, name, setup = truth.get("test"), truth["entry_point"], truth.get("prompt") or ""
-    tests = [tests] if isinstance(tests, str) else tests
-    if not _is_name(name) or not isinstance(tests, list) or not tests:
-        raise ValueError(
-            "ground_truth: expected a function's name as 'entry_point' and a source text or a "
-            f"list of them as 'test', found {name!a} and {truth.get('test')!a:.200}"
-        )
+def _asserting(tests: list[Any], name: str, setup: str) -> Tests:
     for source in (setup, *tests):
         try:
             ast.parse(source)

@@ -3,21 +3,22 @@
 Use it for what no rule can tell, behind a gate or condition on one that a rule can.
 Assumes: the judge's noise is small beside what it tells: GDPO makes both as large.
 
-It is asked over the chat completions of an OpenAI-compatible server, as vLLM is. The component is
-the expected value of its answer: with the value v(w) from 0 to 1 of each word w of the scale, and
-its probability p(w) as the first token,
+It is asked over the chat completions of an OpenAI-compatible server, as vLLM is, for structured
+output: a JSON object that holds one word of the scale. The component is the expected value of its
+reply: with the value v(w) from 0 to 1 of each word w of the scale, and its probability p(w) as the
+first token of the rating,
 
     r = sum_w p(w) v(w) / sum_w p(w)
 
-(https://arxiv.org/abs/2303.16634). Without probabilities that say so it is v of the word that the
-text names (`judge_text`). A judge that fails has given no reward: the component is None, *not
-scored*.
+(https://arxiv.org/abs/2303.16634). Without such probabilities it is v of the word that the text
+gives (`judge_text`). A judge that fails has given no reward: the component is None, *not scored*.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import re
@@ -27,13 +28,17 @@ from functools import cached_property
 from typing import Any
 
 from gdpo_verl.names import refuse_unknown
-from gdpo_verl.rewards.judge_text import named_word, spelled
+from gdpo_verl.rewards.judge_text import RATING, named_word, spelled
 
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
 _PLACE = re.compile(r"\{(\w+)\}")
-_WORD = re.compile(r"-?\w+(?:\.\w+)*")
-# A short answer, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
-_REQUEST = {"temperature": 0, "max_tokens": 16, "logprobs": True, "top_logprobs": 20}
+LARGEST_REPLY = 2**24  # bytes; thousands of tokens with their alternatives take half of it
+# A short reply, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
+_REQUEST = {"temperature": 0, "max_tokens": 32, "logprobs": True, "top_logprobs": 20}
+_UNSTRUCTURED = (
+    ". If the server takes no structured output, set request.response_format of the judge to null "
+    "and let its question ask for a last line of the form 'Rating: 3'"
+)
 # What reading a reply of another shape raises.
 _ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -50,7 +55,8 @@ class Judge:
     question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
     scale: Any = None  # the words or numbers that it may answer, the worst first
     name: str = "judge"
-    url: str | None = None  # of its server, up to /v1; None is the reward model that verl serves
+    # Of its server, up to /v1; None is the reward model that verl serves. May hold a password.
+    url: str | None = field(default=None, repr=False)
     model: str | None = None  # its name there
     requests: int = 64  # in flight at a time, from all reward workers together
     seconds: float = 60.0  # the deadline of a request
@@ -90,7 +96,8 @@ class Judge:
             checks.append((key, fits, f"a number from {low} to {high}"))
         for key, valid, wanted in checks:
             if not valid:
-                raise ValueError(f"{where}.{key}: expected {wanted}, found {getattr(judge, key)!r}")
+                setting = judge._address if key == "url" else getattr(judge, key)
+                raise ValueError(f"{where}.{key}: expected {wanted}, found {setting!r}")
         return judge
 
     @cached_property
@@ -100,8 +107,8 @@ class Judge:
         YAML reads a yes or no without quotes as a boolean, which is no word.
         """
         scale = self.scale if isinstance(self.scale, list) else []
-        words = [spelled(str(each)) for each in scale if not isinstance(each, bool)]
-        if not len({*words}) == len(scale) > 1 or not all(map(_WORD.fullmatch, words)):
+        words = [spelled(str(word)) for word in scale if type(word) in (str, int, float)]
+        if len({*words} - {""}) < max(2, len(scale)):
             return {}
         return {word: place / (len(words) - 1) for place, word in enumerate(words)}
 
@@ -117,29 +124,67 @@ class Judge:
         """
         question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
         messages = [{"role": "user", "content": _encodable(question)}]
-        body = {"model": self.model, "messages": messages, **_REQUEST, **self.request}
-        body = {key: value for key, value in body.items() if value is not None}
+        content: dict[str, Any] = {"model": self.model, "messages": messages, **_REQUEST}
+        if "structured_outputs" not in self.request:  # vLLM's own form
+            content["response_format"] = self._response_format()
+        content.update(self.request)
+        body = {key: value for key, value in content.items() if value is not None}
         value = said = None
         error = ""
-        for seconds in (0.0, *(BACKOFF * 2**repeat for repeat in range(int(self.repeats)))):
-            await asyncio.sleep(seconds)
+        wait = 0.0
+        for _ in range(1 + int(self.repeats)):
+            await asyncio.sleep(wait)
+            wait = 2 * wait or BACKOFF
             try:
                 async with self._slots:  # the wait for one is not of the request's seconds
-                    asked = self._client.post("chat/completions", json=body)
-                    reply = await asyncio.wait_for(asked, self.seconds)
+                    status, reply = await asyncio.wait_for(self._post(body), self.seconds)
             except Exception as failure:  # of any server, address or setting: it gave no value
-                reason = str(failure) or type(failure).__name__
-                error = f"no answer from {self.url} within {self.seconds} s: {reason}"
+                # Its text may repeat the address with its password, or what the server sent.
+                reason = type(failure).__name__
+                error = f"no reply from {self._address} within {self.seconds} s: {reason}"
                 continue
-            error = f"HTTP {reply.status_code} from {self.url}: {reply.text[:200]!r}"
+            error = (
+                f"HTTP {status} from {self._address} and no chat completion of at most "
+                f"{LARGEST_REPLY} bytes"
+            )
+            if status in (400, 422):
+                error += _UNSTRUCTURED
             with contextlib.suppress(*_ODD):
-                choice = reply.json()["choices"][0]
+                choice = json.loads(reply)["choices"][0]
                 value = self.value_of(choice)
                 said = _encodable(choice["message"]["content"] or "")
                 unknown = f"expected one of {[*self.values]}, found {said[:200]!r}"
                 error = unknown if value is None else ""
                 break
+            if 400 <= status < 500 and status not in (408, 429):  # the same request fails again
+                break
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
+
+    def _response_format(self) -> dict[str, Any]:
+        """The structured output that is asked for, in the form of OpenAI, which vLLM takes, too."""
+        schema = {
+            "type": "object",
+            "properties": {RATING: {"type": ["number", "string"], "enum": self.scale}},
+            "required": [RATING],
+            "additionalProperties": False,
+        }
+        named = {"name": RATING, "strict": True, "schema": schema}
+        return {"type": "json_schema", "json_schema": named}
+
+    @property
+    def _address(self) -> str:
+        """The server's address without a user, a password and a query, which may be secret."""
+        return str(self.url).rpartition("@")[2].partition("?")[0]
+
+    async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        """The status and the content of a reply, of which no more is read than is allowed."""
+        content = bytearray()
+        async with self._client.stream("POST", "chat/completions", json=body) as reply:
+            async for part in reply.aiter_raw():  # as it came: unpacked it may be of any size
+                content += part
+                if len(content) > LARGEST_REPLY:
+                    break
+        return reply.status_code, bytes(content)
 
     @cached_property
     def _slots(self) -> asyncio.Semaphore:
@@ -151,9 +196,12 @@ class Judge:
 
         key = os.environ.get("OPENAI_API_KEY")
         url = str(self.url)
+        headers = {"Accept-Encoding": "identity"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         return httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=headers,
             limits=httpx.Limits(max_connections=None),
             timeout=None,
             trust_env=url.startswith("https"),  # a proxy is for what lies outside the cluster
@@ -162,9 +210,9 @@ class Judge:
     def value_of(self, choice: Mapping[str, Any]) -> float | None:
         """The value of a reply; None where it names no word of the scale.
 
-        The text says which word it is (`judge_text`). Where that is the first token, too, and the
-        probabilities are numbers that hold it for possible, the value is the expected one. But 1
-        may be a tokenizer's first piece of 10: it counts only if 10 is a token beside it.
+        The text says which word it is (`judge_text`). Where the rating's first token is that word,
+        too, and its probability is above 0, the value is the expected one. But 1 may be a
+        tokenizer's first piece of 10: its probability counts only if 10 is a token, too.
 
         Args:
           choice: the first of a chat completion's `choices`.
@@ -182,17 +230,23 @@ class Judge:
         if shares.get(word, 0) > 0 and math.isfinite(total):
             return sum(share * values[each] for each, share in shares.items()) / total
         # All that it said before it was cut off may be the beginning of another.
-        whole = cut and spelled(text) == word
         longer = any(each.startswith(word) and each != word for each in values)
-        return None if whole and longer else values[word]
+        return None if cut and longer else values[word]
 
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
-        """The probability of each word of the scale as the first token, where that is `word`."""
-        first: Any = next((token for token in tokens if token["token"].strip()), None)
-        if spelled(first["token"]) != word:
-            return {}
+        """The probability of each word of the scale as the token that is `word`; {} without one.
+
+        That token is behind the reply's last colon and last tag, as of a thought.
+        """
+        alternatives: Any = []
+        for token in tokens:
+            text = token["token"]
+            if ":" in text or ">" in text:
+                alternatives = []
+            elif not alternatives and spelled(text) == word:
+                alternatives = token["top_logprobs"]
         shares: dict[str, float] = {}
-        for token in first["top_logprobs"]:
+        for token in alternatives:
             other = spelled(token["token"])
             if other in self.values:
                 shares[other] = shares.get(other, 0.0) + math.exp(token["logprob"])

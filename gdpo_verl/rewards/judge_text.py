@@ -1,101 +1,74 @@
-"""Read a judge's reply: the word of the scale that it names.
+"""Read a judge's reply: the word of the scale that it gives.
 
-The rule: the last one that stands by itself between two marks of punctuation, else the last one
-that ends a clause; but none that is negated, asked about, or part of the scale quoted back. A reply
-that was cut off names what stands by itself before its last clause, or is all of it.
-
-Made for English. Reading any text takes linear time.
+Three layouts give one: the JSON object `{"rating": 4}`; one word of the scale and nothing else; a
+last line `Rating: 4`. Any other reply gives none: what a free text means cannot be told by rules.
+Reading any text takes linear time.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
-# In this order, in the lower case; VALUE is a word of the scale, END its first or last one.
-_REWRITTEN = (
-    ("[*`]+", ""),
-    (r"</?\w+>", "\n"),
-    # Digits of any script, and a comma for a point.
-    (r"\d", lambda digit: str(int(digit[0]))),
-    (r"(?<![\d.,])(\d+),(\d+)(?![.,]?\d)", r"\1.\2"),
-    # The numbers of a list. That of the first line may be the value, if no other line has one.
-    (r"(?:\n *|\A(?=[^\n]*\n+ *\d+[.)] ))\d+[.)] ", "\n"),
-    # "4 out of 5" and '"max": 5', then "from 1 (bad) to 5 (good)" and "3 or 4".
-    (
-        r"(?:(?<=\d) ?(?:/|(?:out of|of|von|sur|de|из) )(?:the |a possible |a maximum of )? ?"
-        r"|\bmax\w*\W{1,4})(?:END)(?!\w|\.\d)",
-        "\n",
-    ),
-    (
-        r"(?<![\w.])VALUE(?: ?\([^()\n]{,40}\))?(?:, ?VALUE){,20},? ?"
-        r"(?:to|or|and|through|up to|out of|of|\.\.+|[-–~/]) ?(?:an? )?VALUE(?!\w|\.\d)",
-        " scale ",
-    ),
-    # One clause a line. "It is not, in my view, good" is one.
-    (r"(?<=not|n[’']t),[^,\n]{,40},", ""),
-    (r"\?", " asked\n"),
-    (r"[;:!()|。—→]|[-=]>|[,.](?!\d)|\s[-–]+\s|(?<!anything )\b(?=but\b)", "\n"),
-    # Behind these words a value is not the one that is given.
-    (
-        r"(?:n[’']t\b|\b(?:is|are|was|do|does|did|ca|wo|would|could|should)nt\b|\b(?!VALUE\b)(?:not|no"
-        r"|cannot|never|nor|neither|none|nothing|nobody|hardly|barely|scarcely|without|lacks?"
-        r"|fail(?:s|ed)? to|refuse\w*|unable|hesitate\w*|wrong to|opposite|far from|short of"
-        r"|close\w* to|anything but|than|less|instead|almost|nearly|at (?:least|most)"
-        r"|(?:above|below|over|under) (?=\d)|if|unless|until|wish|whether|doubt\w*|needs?|requires?"
-        r"|could|(?<!i )would|nicht|kein\w*|pas|não|не)\b).*",
-        " not",
-    ),
-)
-_LEAD = (
-    r"[^\w\n]*(?:(?:but|so|no|or|an?|just|only|overall|well|maybe|probably|definitely|actually|rather"
-    r"|i mean|make that|(?:it|this|that)(?:[’']s| is)|i(?:[’']d| would)? (?:say|give it|rate it"
-    r"|choose|pick))[^\w\n]+)*"
-)
-# It ends its clause, or what goes on takes nothing back.
-_NAMED = (
-    r"(?<![\w.,<>≤≥⁄-])(VALUE)(?![\w%⁄+]| %|\.\d|-(?!\w))(?=\W*(?:$|(?:because|since|as|for|with"
-    r"|due|overall|points?|stars?|marks?|from|it|this|the|i|than|rather|instead)\b))"
-)
+RATING = "rating"
+_FENCE = " \t\r\n`"
+_AROUND = _FENCE + "*_\"'[]()"
+_DECIMAL_COMMA = re.compile(r"\A(-?\d{1,9}),(\d\d?)\Z")
 
 
 def spelled(word: str) -> str:
-    """A word of a scale or a reply as both are compared: in lower case, and 4.0 as 4.
+    """A word of a scale or a reply as both are compared: undressed, in lower case, and 4.0 as 4.
 
-    >>> spelled(" Yes"), spelled("4.0")
-    ('yes', '4')
+    >>> spelled(" **Yes**."), spelled("[4.0]"), spelled("\u22121")
+    ('yes', '4', '-1')
     """
+    word = unicodedata.normalize("NFKC", word).casefold().replace("\u2212", "-")
+    word = word.strip(_AROUND).removesuffix(".").strip(_AROUND)
+    if word.startswith("<") and word.endswith(">"):  # <4 alone is less than 4
+        word = word[1:-1]
+    word = _DECIMAL_COMMA.sub(r"\1.\2", word)
     try:
         return f"{float(word):.12g}"
     except ValueError:
-        return word.strip().casefold()
+        return word
 
 
 def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:
-    """The word of the scale that a reply names; None for none.
+    """The word of the scale that a reply gives; None for none.
 
     Args:
-      reply: the judge's text.
-      scale: the `spelled` words, the first and the last at its ends.
-      cut: a limit ended it, and not the judge.
+      reply: the judge's text; a thought in it does not count.
+      scale: the `spelled` words, the best last.
+      cut: a limit ended the reply, so that its last line may lack its end.
 
-    >>> named_word("On a scale of 1 to 3, I'd say 2, no, 3.", ["1", "2", "3"], cut=False)
+    >>> named_word("It is well explained.\\nRating: 3", ["1", "2", "3"], cut=False)
     '3'
+    >>> named_word("I would say 3.", ["1", "2", "3"], cut=False)
     """
-    text = behind_thought(assistant_text(reply)) or ""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    # A number between two of the scale is named, too, and none of it.
-    value = rf"(?:(?:{'|'.join(scale)})(?:\.0+)?|[1-9]\d*\.\d+)"
-    for pattern, replacement in _REWRITTEN:
-        pattern = pattern.replace("VALUE", value).replace("END", f"{scale[0]}|{scale[-1]}")
-        text = re.sub(pattern, replacement, text)
-    if cut:
-        text = text.strip().rpartition("\n")[0] or text
-    named = _NAMED.replace("VALUE", value)
-    words = re.findall(f"(?m)^{_LEAD}{named}", text)
-    if not words and not cut:
-        words = re.findall(f"(?m){named}", text)
-    word = spelled(words[-1]) if words else ""
+    text = (behind_thought(assistant_text(reply)) or "").strip(_FENCE)
+    name, _, value = text.rpartition("\n")[2].replace("\uff1a", ":").partition(":")
+    rating = _rating_of_object(text)
+    if rating is None:
+        is_last_line = name.strip(" *_").casefold() == RATING and not cut
+        rating = value if is_last_line else text
+    word = spelled(rating)
+    number, _, most = word.partition("/")
+    if number[:1].isdigit() and spelled(most) == scale[-1]:  # 4/5
+        word = spelled(number)
     return word if word in scale else None
+
+
+def _rating_of_object(text: str) -> str | None:
+    """The rating of the JSON object that was asked for; None for any other text."""
+    try:
+        # Pairs: in a dict a key that is there twice would be there once.
+        pairs = json.loads(text.removeprefix("json"), object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return None
+    match pairs:
+        case [("rating", str() | int() | float() as value)]:
+            return str(value)
+    return None

@@ -24,7 +24,8 @@ __all__ = ["compute_score", "compute_score_by_turn", "parse_ground_truth"]
 # What a tool returns beside its text. verl itself gives 0 to a call that raises, names no tool or
 # has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
 EXECUTED, CUT, RAISED, TIMED_OUT = 1.0, 0.5, 0.0, -1.0
-CALL, END_CALL, TOLD = "<tool_call>", "</tool_call>", "<tool_response>"
+CALL, END_CALL = "<tool_call>", "</tool_call>"
+TOLD, END_TOLD = "<tool_response>", "</tool_response>"
 # What a policy is told of a call that failed, by `guarded` and by verl; or nothing fitted any more.
 _FAILURE = re.compile(
     r"Error: |Error executing tool|Unknown function|Invalid JSON in arguments|</tool_call>\Z"
@@ -73,7 +74,10 @@ def compute_score(
     # More than one call in a turn, and what is no JSON, verl leaves out.
     calls = max(solution_str.count(CALL), len(outcomes))
     ran = sum(each > 0 for each in outcomes)
-    answer = gsm8k.compute_score(data_source, solution_str, ground_truth)
+    # Without what the tools told, where the chat template puts that into tags: it may itself hold
+    # the end tag.
+    words = "".join(piece.rpartition(END_TOLD)[2] for piece in text.split(TOLD))
+    answer = gsm8k.compute_score(data_source, words, ground_truth)
     needed = info.get("calls", 0)
     error = answer["parse_error"]
     if not isinstance(needed, int) or needed < 1:
@@ -83,7 +87,7 @@ def compute_score(
     rewards: dict[str, float | None] = dict.fromkeys(_NAMES, 0.0)
     if error != ParseError.GROUND_TRUTH:
         rewards["correctness"] = answer["correctness"]
-        rewards["format"] = float(_has_form(text, len(outcomes)))
+        rewards["format"] = float(_has_form(text, words, len(outcomes)))
         if ran:
             rewards["executed"] = ran / calls
         if ran and (ran >= needed or answer["correctness"]):
@@ -144,8 +148,8 @@ def compute_score_by_turn(
     return scored
 
 
-def _has_form(text: str, given: int) -> bool:
-    counts = [text.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
+def _has_form(text: str, words: str, given: int) -> bool:
+    counts = [words.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
     # Some chat templates put what a tool tells into tags, others into a separate turn.
     told = text.count(TOLD) in (0, given)
     return counts == [given, given, 1, 1] and told and text.endswith(CLOSE)

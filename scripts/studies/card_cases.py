@@ -51,6 +51,6 @@ def cases_text() -> str:
         about.append(f"- **{recipe}**: {groups(cases)}.")
     replies = read_lines(ROOT / "docs" / "judge_cases.jsonl")
     unscored = sum(reply["expected"] is None for reply in replies)
-    judge = f"**A judge's words**, {len(replies)}, {unscored} of them without a value"
+    judge = f"**A judge's replies**, {len(replies)}, {unscored} of them not scored"
     about.append(f"- {judge}: {groups(replies)}.")
     return "\n".join([markdown_table(["recipe", "cases", *columns], rows), "", *about])

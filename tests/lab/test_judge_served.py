@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 QUESTION = "Rate this answer from 1 (bad) to 5 (good). Answer with the number alone. {response}"
 JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
+# The reply is the rating alone, and its first token the first of the reply.
+CHOICE = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
 
 
 def override(**settings: Any) -> str:
-    # So small a model does not always answer with a number of its own.
-    request = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
-    node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5], "request": request} | settings
+    node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5]} | settings
     keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))  # as Hydra wants them
     return f"{JUDGE}={keys_bare}"
 
@@ -56,7 +56,7 @@ def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
         assert metrics["gdpo/judge/advantage_share"] > 0
     held_out = (tmp_path / "validation" / "0.jsonl").read_text().splitlines()
     for row in map(json.loads, held_out):
-        assert row["judge_said"] in "12345"
+        assert json.loads(row["judge_said"])["rating"] in (1, 2, 3, 4, 5)
         assert row["judge_error"] == ""
 
 
@@ -111,7 +111,7 @@ def test_check_reward_asks_vllm_at_an_address(check, served, smollm2):
 
     settings = [
         "reward.reward_manager.name=gdpo_components",
-        override(url=served, model="small"),
+        override(url=served, model="small", request=CHOICE),
     ]
     _, output, report = check("good", *settings)
     assert "scored twice" not in output

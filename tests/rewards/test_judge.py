@@ -43,7 +43,7 @@ class Server(Handler):
 
     text = GOOD
     asked: ClassVar[list[dict[str, Any]]] = []
-    at_once, most_at_once = 0, 0
+    at_once, most_at_once, sent = 0, 0, 0
     lock = threading.Lock()
 
     def do_POST(self) -> None:
@@ -53,15 +53,26 @@ class Server(Handler):
             Server.at_once += 1
             Server.most_at_once = max(Server.most_at_once, Server.at_once)
         model = body["model"]
+        if model == "endless":
+            with contextlib.suppress(OSError):
+                self.send_response(200)
+                self.end_headers()
+                while True:
+                    self.wfile.write(b" " * 2**20)
+                    Server.sent += 2**20
         time.sleep({"slow": 1.0, "measured": 0.1}.get(model, 0))
         failing = len(Server.asked) <= 2 if model == "recovers" else model == "fails"
-        text = "out of memory" if failing else Server.text
+        # As some gateways do, it repeats what it was sent.
+        text = f"out of memory, {self.headers}" if failing else Server.text
+        status = 500 if failing else 200
+        if model == "plain" and "response_format" in body:
+            status, text = 400, "unknown field response_format"
         with self.lock:
             Server.at_once -= 1
         with contextlib.suppress(OSError):  # nobody waits for it any more
             if model == "drips":
                 self.drip()
-            self.answer(text, 500 if failing else 200)
+            self.answer(text, status)
 
     def drip(self) -> None:
         """Keep the connection alive and never answer, as gateways do."""
@@ -97,9 +108,10 @@ REPLIES = {
     "no value": (reply(answer("Fine.")), None, "Fine.", "expected one of ['1',"),
     "nothing": (reply(answer(None)), None, "", "'3', '4', '5'], found ''"),
     "long": (reply(answer("[" * 100_000)), None, "[" * 100_000, "expected one of"),
-    "half a pair": (reply(answer("4 \ud800")), 0.75, r"4 \ud800", ""),
+    "half a pair": (reply(answer("\ud800\nRating: 4")), 0.75, "\\ud800\nRating: 4", ""),
+    "an object": (reply(answer('{"rating": 4}')), 0.75, '{"rating": 4}', ""),
     "infinity": (reply(answer("4") | INFINITE), 0.75, "4", ""),
-    "no JSON": ("<html>busy</html>", None, None, "'<html>busy</html>'"),
+    "no JSON": ("<html>busy</html>", None, None, "HTTP 200 from"),
     "no choice": ('{"choices": []}', None, None, "HTTP 200 from"),
     "null": ("null", None, None, "HTTP 200 from"),
     "nested without end": ("[" * 100_000, None, None, "HTTP 200 from"),
@@ -127,12 +139,15 @@ DOWN = "http://127.0.0.1:9/v1"
     ("settings", "error", "requests"),
     [
         ({"model": "recovers"}, "", 3),
-        ({"model": "fails"}, "'out of memory'", 3),
-        ({"model": "slow", "seconds": 0.1, "repeats": 1}, "within 0.1 s: TimeoutE", 2),
-        ({"model": "drips", "seconds": 0.3, "repeats": 0}, "within 0.3 s: Time", 1),
-        ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, "'PORT'", 0),
-        ({"model": "m", "request": {"n": math.nan}, "repeats": 0}, "JSON", 0),
-        ({"model": "m", "url": DOWN, "repeats": 0}, f"{DOWN} within 60.0 s: All", 0),
+        ({"model": "fails"}, "HTTP 500 from http://127.0.0.1:", 3),
+        ({"model": "plain"}, "set request.response_format of the judge to null", 1),
+        ({"model": "plain", "request": {"response_format": None}}, "", 1),
+        ({"model": "endless", "repeats": 0}, "HTTP 200 from http://127.0.0.1:", 1),
+        ({"model": "slow", "seconds": 0.5, "repeats": 1}, ": TimeoutE", 2),
+        ({"model": "drips", "seconds": 1, "repeats": 0}, "within 1 s: Timeout", 1),
+        ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, "InvalidURL", 0),
+        ({"model": "m", "request": {"n": math.nan}, "repeats": 0}, "ValueError", 0),
+        ({"model": "m", "url": DOWN, "repeats": 0}, ": ConnectError", 0),
     ],
     ids=str,
 )
@@ -143,6 +158,28 @@ def test_a_server_at_its_worst_costs_a_value_and_no_more(
     assert found["judge"] == (None if error else pytest.approx(0.85))
     assert error in found["judge_error"]
     assert len(Server.asked) == requests
+    assert Server.sent < 2**26
+
+
+@pytest.mark.parametrize("model", ["fails", "plain", "m"])
+@pytest.mark.parametrize("host", ["", "a.host:no", "127.0.0.1:9"], ids=["up", "invalid", "down"])
+def test_no_error_repeats_a_secret(
+    url: str, monkeypatch: pytest.MonkeyPatch, host: str, model: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    address = host or url.removeprefix("http://").removesuffix("/v1")
+    Server.text = "secret-key" if model == "m" else GOOD
+    secret = f"http://me:secret@pass@{address}/v1?key=secret"
+    (found,) = ask(url=secret, model=model, repeats=0)
+    assert found["judge"] is None
+    assert address in found["judge_error"]
+    assert "secret" not in found["judge_error"]
+    assert "secret" not in repr(Judge.read(ASK | {"url": secret, "model": "m"}))
+
+
+def test_no_settings_error_repeats_a_password() -> None:
+    with pytest.raises(ValueError, match=r"url: expected http://HOST:PORT/v1, found 'a\.host'$"):
+        Judge.read(ASK | {"url": "ftp://me:secret@a.host", "model": "m"})
 
 
 def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +200,41 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "max_tokens": 512,
         "logprobs": True,
         "chat_template_kwargs": {"a": False},
+        "response_format": schema(FIVE),
     }
+
+
+def schema(words: list[Any]) -> dict[str, Any]:
+    """The form of OpenAI, which vLLM takes, too."""
+    rating = {"type": ["number", "string"], "enum": words}
+    required = {"required": ["rating"], "additionalProperties": False}
+    body = {"type": "object", "properties": {"rating": rating}} | required
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "rating", "strict": True, "schema": body},
+    }
+
+
+OWN = {"structured_outputs": {"regex": "[1-5]"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        ({}, {"response_format": schema(FIVE)}),
+        ({"scale": ["no", "yes"]}, {"response_format": schema(["no", "yes"])}),
+        ({"scale": [0, 0.5, "all"]}, {"response_format": schema([0, 0.5, "all"])}),
+        ({"request": OWN}, OWN),
+        ({"request": {"response_format": None}}, {}),
+    ],
+    ids=str,
+)
+def test_the_scale_is_asked_for_as_structured_output(
+    url: str, settings: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    ask(url=url, model="good", **settings)
+    names = ("response_format", "structured_outputs")
+    assert {name: Server.asked[0][name] for name in names if name in Server.asked[0]} == fields
 
 
 def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) -> None:
@@ -248,7 +319,8 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ({"scale": [3]}, r"\.scale: .*, found \[3\]"),
         ({"scale": ["No", "no"]}, r"\.scale: "),
         ({"scale": [False, True]}, r"\.scale: "),
-        ({"scale": ["bad", "very good"]}, r"\.scale: "),
+        ({"scale": ["good", "*"]}, r"\.scale: "),
+        ({"scale": [1, [2]]}, r"\.scale: "),
         ({"url": "a.host:8000"}, r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
         ({"model": None}, r"\.model: expected a name with url, none without"),
         ({"url": None, "model": None}, r"\.url: not set, and verl serves no model"),

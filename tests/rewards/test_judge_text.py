@@ -33,7 +33,7 @@ def value_of(scale: list[Any], choice: dict[str, Any]) -> float | None:
 
 
 @pytest.mark.parametrize("line", CASES.open(encoding="utf-8"))
-def test_a_reply_has_the_value_that_a_person_would_take(line: str) -> None:
+def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line: str) -> None:
     case = json.loads(line)
     scale, word = case["scale"], case["expected"]
     value = None if word is None else scale.index(word) / (len(scale) - 1)
@@ -77,17 +77,10 @@ def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) ->
 
 
 @pytest.mark.parametrize(
-    "part",
-    ["1,", "1, ", "1 ", "1 (", "1 or ", "1.", "1", "4 because ", "not ", "n't ", "<", "</a", "- ",
-     "so ", "max", "out of a ", "is", "a.", "\n", "\n1. ", "x ", "[", "?", "*", "\ud800", "but "],
-)  # fmt: skip
+    "part", ["(", "[[", "4 ", "4\n", "/", "4/", "Rating: ", '{"rating": ', "<", "*", "."]
+)
 def test_reading_any_text_takes_linear_time(part: str) -> None:
-    def seconds(length: int) -> float:
-        text = part * (length // len(part)) + "4"
-        begun = time.process_time()
-        value_of(FIVE, answer(text))
-        return time.process_time() - begun
-
-    seconds(1000)  # compiles
-    small = min(seconds(5_000) for _ in range(3))
-    assert seconds(40_000) < 24 * small + 0.1  # 64 times as long, were it quadratic
+    text = part * (1_000_000 // len(part))
+    begun = time.process_time()
+    assert value_of(FIVE, answer(text + "x")) is None
+    assert time.process_time() - begun < 2
