@@ -3,90 +3,82 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from itertools import accumulate
 
+from gdpo_verl.rewards.math_units import Unit, read_unit
+
 _SIGNS = str.maketrans({
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
-    "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3", "~": " ",
-    "∠": r"\angle ", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34", "⁴": "^4", "€": "", "£": "",
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ",
+    "°": r"^\circ ", "º": r"^\circ ", "∠": r"\angle ", "~": " ", "′": "'", "’": "'", "£": "",
 })  # fmt: skip
-_END = r"\\?[.,]$"
+_END = r"\\?[.,;]$"
+_FONT = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|underline|bold(?:symbol)?)"
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
-    (r"^\\approx(?![a-z])", ""),
-    (r"\\?%", ""),  # 50% is 50
     (_END, ""),
+    # What is written around a value.
+    (r"\\(?:[lL]arge|huge|therefore|approx|bf|[bB]igg?[lr]?)(?![A-Za-z])", ""),
+    (r"^\*{1,2}([^*]*)\*{1,2}$", r"\1"),
+    (rf"^{_FONT}\{{([^{{}}A-Za-z]*\d[^{{}}]*|[^{{}}]*:\s?\d[^{{}}]*|\(?[A-Z]\)?(?:, ?\(?[A-Z]\)?)*)\}}$", r"\1"),
+    (r"^(?:\\text\w*\{)?[A-Za-z ]{1,40}:\s?\}?(?=\s?[\d\\(-])", ""),
+    (r"\\?%|\b(?:percent|per cent)\b", ""),  # 50% is 50
+    (rf"{_FONT}\{{([^{{}}A-Za-z]*)\}}", r"\1"),
+    (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),
     (r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))", ""),  # between thousands
+    (r"(?<=\{)(\d{1,3}),(\d{3})(?=\})", r"\1\2"),
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
-    (r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}", r"\1"),
     # A vector, or a letter in roman type that is none of a word.
     (r"\\(?:mathbf|mathit|boldsymbol)\{([A-Za-z])\}", r" \1"),
     (r"\\(?:mathrm|text)\{([deijkxyz])\}", r" \1"),
-    # Numbers in words, dollars, and units without \text.
-    (r"(?<=\d)(\\text\{ ?| )dozen(?![a-z])", r"\\times 12\1"),
-    (r"(?<=\d)(\\text\{ ?| )thousand(?![a-z])", r"\\times 10^{3}\1"),
-    (r"(?<=\d)(\\text\{ ?| )million(?![a-z])", r"\\times 10^{6}\1"),
-    (r"(?<=\d)(\\text\{ ?| )billion(?![a-z])", r"\\times 10^{9}\1"),
+    # Names: derivatives, and what is transposed.
+    (r"\\frac\s*\{\s*(?:d|\\partial)\s*([A-Za-z])\s*\}\s*\{\s*(?:d|\\partial)\s*([A-Za-z])\s*\}", r" \1_{d\2}"),
+    (r"(?<![A-Za-z\\])d([A-Za-z])/d([A-Za-z])(?![A-Za-z])", r" \1_{d\2}"),
+    (r"(?<=[A-Z])\^\s*(?:T|\\top|\{\s*(?:T|\\top)\s*\})(?![A-Za-z])", "_{T}"),
+    # {x : x > 2}, and 2 = k.
+    (r"^\\\{\s*[a-z]\s*(?::|\\mid|\|)(.*)\\\}$", r"\1"),
+    (r"^(?![A-Za-z]\s*=)([^=<>&]*[^=<>&\s\\])\s*=\s*([A-Za-z])$", r"\2=\1"),
+    (r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)", ":"),
+    # Money, a fraction of units, and units without \text.
     (r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{dollars}"),
-    (
-        r"(?<=\d)(\s?(?:[cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)|\s[a-z]{4,20}(?:\s[a-z]{2,20}){0,9})"
-        r"(?=\s{0,9}(?:$|[,;^]|\s\d))",
-        r"\\text{\1}",
-    ),
+    (r"€\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{euros}"),
+    (rf"\\[dt]?frac\s?\{{({_FONT}\{{[^{{}}]*\}})\}}\s?\{{({_FONT}\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?)\}}", r"\1/\2"),
+    (r"(?<=\d)([cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)(?=\s{0,9}(?:$|[,;^]|\s\d))", r"\\text{\1}"),
     (r"√\s*(\d{1,99}|[a-z])", r"\\sqrt{\1}"),
-    (r"√\s*(?=\{|\()", r"\\sqrt"),
+    (r"√\s*(?=\{)", r"\\sqrt"),
+    (r"√\s*(?=\()", r"sqrt"),
     (r"(?<![\d.])(\d{1,9})(?:\s|\\[ ,;:])+(\d{1,9})/(\d{1,9})(?!\d)", r"\1\\frac{\2}{\3}"),
     # Not 2e-1, which is a number times Euler's less one.
-    (r"((?<!\d)1|\.\d{1,99})[eE]([+-]?\d{1,3})(?![\w^])", r"\1\\times 10^{\2}"),
+    (r"((?<!\d)1|\.\d{1,99}|\d(?=[eE]\d))[eE]([+-]?\d{1,3})(?![\w^])", r"\1\\times 10^{\2}"),
     # It would read 2(3) as 2 3/1.
     (r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))", r"\\cdot "),
 ]
-# What is written for a unit; its first name stands for all.
-_NAMES = """
-    mm millimeter millimetre
-    cm centimeter centimetre
-    m meter metre
-    km kilometer kilometre
-    in inch inche
-    ft foot feet
-    yd yard
-    mi mile
-    mg milligram
-    g gram
-    kg kilogram
-    oz ounce
-    lb pound
-    s sec second
-    min minute
-    h hr hour
-    gal gallon
-    ml milliliter millilitre
-    l liter litre
-    day
-    week
-    month
-    year yr
-    dollar
-    cent
-    degree deg
-    radian rad
-    am a.m
-    pm p.m
-    per /
-    square sq ^2
-    cubic cu ^3
-"""
-_UNITS = {name: names.split()[0] for names in _NAMES.splitlines() for name in names.split()}
+# The parser drops primes: a name with some is another name. A text may quote.
+_PRIMES = re.compile(
+    r"\\text\w*\{[^{}]*\}|(\\[a-z]+|[A-Za-z])(?:_(?:\{(\w{1,9})\}|(\w)))?"
+    r"(?:\^\{((?:'|\\prime\s?)+)\}|\^?((?:'|\\prime(?![a-z])\s?)+))"
+)
+# Words and symbols right behind a number, to the end of the formula or of an item.
+_BARE = re.compile(
+    r"(?<=\d)\s((?!d[A-Za-z]\b)[A-Za-z]+(?:\^\{?-?\d\}?)?"
+    r"(?:(?:\s?/\s?|\s)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
+)
+# In an answer to which no letter belongs.
+_LETTER = re.compile(r"(?<=\d)\s?([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$")
+_CONTENT = r"(?:[^{}\d^]|\^\s?\{?-?\d\}?)*"
 # Without a number in it, which may be another answer.
-_TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{(?:[^{}\d]|\^\d)*\}(?:\s*\^\s*\{?-?\d\}?)?"
+_TEXT = (
+    rf"(?:\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{{{_CONTENT}\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
+    r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:[CF](?![a-z]))?)"
+)
 # What the words stand behind, the words, and the digit behind them.
 _WORDS = re.compile(
-    r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})?"
+    r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})"
     rf"({_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
     r"(?:\s*\\times(?=\s*\d)(?!\s*10\^))?)(?!\s*[=<>^_*/&|+(-])(?=\s{0,20}(\d?))"
 )
-_WORD = re.compile(r"[a-z.]+|/|\^[23]")
-_UNIT = re.compile(r"\\text\{unit [^}]*\}")
+_OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_UNIT = re.compile(r"\\text\{unit ([^}]*)\}(,\\ )?")
 _MARK = re.compile(r"\\.|.", re.DOTALL)
 _REPEATING = re.compile(
     r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,20})\s*\}|(\d))"
@@ -99,48 +91,76 @@ _LIST = re.compile(r"\d\s*,(?:[\s~]|\\[ ,;:])+-?\d")
 def tidied(latex: str) -> str:
     """The formula in the spelling that math-verify reads; the same for most.
 
-    Without braces around it, percent signs, the point or comma at its end, and the spaces between
-    thousands; repeating decimals as fractions, LaTeX for Unicode's signs, one empty set. What
-    stands behind a number in words is a factor, `\\text{unit …}`, the same in any spelling.
+    Without braces and fonts around it, percent signs, the point or comma at its end, and the
+    spaces between thousands; repeating decimals as fractions, LaTeX for Unicode's signs, names
+    for derivatives and primes. What stands behind a number in words is `\\text{unit …}`.
 
     >>> tidied(r"50\\%."), tidied(r"-0.1\\overline{6}"), tidied(r"2\\text{ hours }3\\mathrm{~min}")
-    ('50', '-\\\\frac{15}{90}', '2\\\\text{unit h}, 3\\\\text{unit min}')
+    ('50', '-\\\\frac{15}{90}', '2\\\\text{unit hours},\\\\ 3\\\\text{unit min}')
     """
-    latex = re.sub(_END, "", latex.translate(_SIGNS).strip()).strip()
-    if latex.startswith("{") and latex.endswith("}") and "choose" not in latex:
-        depths = accumulate({"{": 1, "}": -1}.get(mark, 0) for mark in _MARK.findall(latex))
-        if 0 not in list(depths)[:-1]:
-            latex = latex[1:-1].strip()
+    latex = _without_braces(_in_ascii(latex).strip())
     for spelling, usual in _SPELLINGS:
-        latex = re.sub(spelling, usual, latex)
-    return _WORDS.sub(_as_unit, _REPEATING.sub(_as_fraction, latex))
+        latex = re.sub(spelling, usual, latex.strip())
+    if _LIST.search(latex):  # its commas have a space behind them, those of thousands none
+        latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    latex = _PRIMES.sub(_as_name, latex)
+    latex = _REPEATING.sub(_as_fraction, _BARE.sub(_as_text, latex))
+    # The parser knows degrees where they are an angle's.
+    return latex if _OF_ANGLES.search(latex) else _WORDS.sub(_as_unit, latex)
 
 
-def without_unit(wanted: str, answer: str) -> tuple[str, str]:
-    """Both without their unit, where it is one that they share or that one leaves out.
+def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
+    """Both formulas with numbers for their units and number words, and both without either.
 
-    >>> cm, m = r"5\\text{unit cm}", r"5\\text{unit m}"
-    >>> without_unit(cm, "6"), without_unit(cm, m) == (cm, m)
-    (('5', '6'), True)
+    A unit that one side leaves out, or that both share, is no number; of other units that pint
+    finds to measure the same, each is a number of base units. All others stay factors.
+
+    >>> without_units(r"5\\text{unit cm}", "6")
+    [('5', '6'), ('5', '6')]
+    >>> without_units(r"5\\text{unit cm}", r"50\\text{unit mm}")[0]
+    ('5\\\\cdot \\\\frac{1}{100}', '50\\\\cdot \\\\frac{1}{1000}')
     """
-    units = {*_UNIT.findall(wanted), *_UNIT.findall(answer)}
-    if len(units) > 1:  # they are factors, and have to be the same
-        return wanted, answer
-    return _UNIT.sub("", wanted), _UNIT.sub("", answer)
+    units = [read_unit(text) for text, _ in _UNIT.findall(wanted + answer)]
+    kinds = [unit for unit in units if unit.base or unit.words]
+    same = all(unit.agrees(kinds[0]) for unit in kinds)
+    convert = same and len({unit.scale for unit in kinds}) > 1
+
+    def as_factor(match: re.Match[str]) -> str:
+        unit = read_unit(match[1])
+        factor = unit.number * (unit.scale if convert else 1)
+        latex = "" if factor == 1 else rf"\cdot \frac{{{factor.numerator}}}{{{factor.denominator}}}"
+        if not same and unit in kinds:
+            first = next(n for n, kind in enumerate(kinds) if kind.agrees(unit))
+            latex += rf"\text{{unit{'i' * first}}}"
+        if not match[2]:
+            return latex
+        return latex + ("+" if convert else match[2])  # 2 hours 30 minutes
+
+    return [
+        (_UNIT.sub(as_factor, wanted), _UNIT.sub(as_factor, answer)),
+        (_UNIT.sub(r"\2", wanted), _UNIT.sub(r"\2", answer)),
+    ]
 
 
-def as_list(wanted: str, answer: str) -> str:
+def as_asked(wanted: str, answer: str) -> str:
     """The answer as the ground truth has to read it.
 
-    >>> as_list("5, 6", "5,125"), as_list("x+C", "x+c"), as_list("5", "5 m")
-    ('5, 125', 'x+C', '5')
+    >>> as_asked("5, 6", "5,125"), as_asked("x+C", "x+c"), as_asked("5", "5 m")
+    ('5, 125', 'x+C', '5\\\\text{m}')
+    >>> as_asked("B", "(B) 12"), as_asked("2A_{16}", "2a_{16}")
+    ('B', '2A_{16}')
     """
-    if _LIST.search(wanted):  # otherwise a comma is one between thousands
+    if _LIST.search(wanted) and not _LIST.search(answer):  # else a comma is between thousands
         answer = re.sub(r"(?<=\d),(?=\d)", ", ", answer)
     if wanted.endswith("C"):  # the constant of an integral
         answer = re.sub(r"\+\s?c$", "+C", answer)
-    if not re.search("[A-Za-z]", wanted):  # where a letter can be a unit only
-        answer = re.sub(r"(?<=\d)\s?[ghlms]$", "", answer)
+    if re.fullmatch(r"[0-9A-F]+_\{?1[1-6]\}?", wanted):
+        answer = answer.upper()
+    choice = re.fullmatch(r"(?:\\text\w*\{)?\(?([A-Z])\s?[).:][^A-Z]*", answer)
+    if choice and re.fullmatch(r"(?:\\text\w*\{)?\W?[A-Z]\W*", wanted):
+        answer = choice[1]
+    if not re.search("[A-Za-z]", re.sub(rf"{_TEXT}|\\[A-Za-z]+", "", wanted)):
+        answer = _LETTER.sub(r"\\text{\1}", answer)
     return answer
 
 
@@ -162,17 +182,55 @@ def differ(wanted: str, answer: str) -> bool:
 def _points(latex: str) -> re.Match[str] | None:
     return _LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
 
+def _in_ascii(latex: str) -> str:
+    """Full-width characters, mathematical letters, superscripts and fractions as LaTeX has them."""
+    latex = re.sub("[\u2070-\u207f²³¹]+", r"^{\g<0>}", latex)
+    latex = re.sub("[\u2080-\u208e]+", r"_{\g<0>}", latex)
+    latex = re.sub("[¼-¾⅐-⅞]", r" \g<0>", latex)  # 2½
+    return unicodedata.normalize("NFKC", latex.translate(_SIGNS)).translate(_SIGNS)
 
-def _as_unit(words: re.Match[str]) -> str:
-    """Words behind a number as one factor: `\\text{unit cm}`; other words as they are."""
-    before, text, follows = words.groups()
-    plain = re.sub(r"\\[A-Za-z]+", " ", text).lower().replace("{", "").replace("mph", "mi/h")
-    names = {word.strip(".").removesuffix("s") or "s" for word in _WORD.findall(plain)}
-    units = {_UNITS[name] for name in names if name in _UNITS} or names - {"and", "or"}
-    if not units or before is None:
-        return words[0]
-    unit = rf"{before}\text{{unit {' '.join(sorted(units))}}}"
-    return f"{unit}, " if follows else unit  # 2 hours 30 minutes are a list
+
+def _without_braces(latex: str) -> str:
+    latex = re.sub(_END, "", latex).strip()
+    if latex.startswith("{") and latex.endswith("}") and "choose" not in latex:
+        depths = accumulate({"{": 1, "}": -1}.get(mark, 0) for mark in _MARK.findall(latex))
+        if 0 not in list(depths)[:-1]:
+            return latex[1:-1].strip()
+    return latex
+
+
+def _as_name(match: re.Match[str]) -> str:
+    """A letter with primes as a letter with an index; texts as they are."""
+    letter, *index, braced, plain = match.groups(default="")
+    if not letter:
+        return match[0]
+    primes = (braced or plain).replace(r"\prime", "'").count("'")
+    return f" {letter}_{{{''.join(index)}p{primes}}}"
+
+
+def _as_text(match: re.Match[str]) -> str:
+    """Symbols of units, or words, as a text; letters that may be unknowns as they are."""
+    first = re.split(r"[\s/^.]", match[1])[0]
+    unit = read_unit(_plain(match[1]))
+    symbols = unit.base and not unit.words and re.search("[A-Za-z]{2}", match[1])
+    words = len(first) > 3 and first.islower()
+    return rf"\text{{ {match[1]}}}" if symbols or words or unit.number > 1 else match[0]
+
+
+def _as_unit(match: re.Match[str]) -> str:
+    """Words behind a number as one text, `\\text{unit …}`, in pint's notation."""
+    before, text, follows = match.groups()
+    unit = rf"{before}\text{{unit {_plain(text)}}}"
+    return rf"{unit},\ " if follows else unit
+
+
+def _plain(text: str) -> str:
+    """A unit's LaTeX without fonts, braces and points: m s^-2, sq ft, am, N*m."""
+    text = text.replace(r"\cdot", "*").replace(r"\circ", " degree ").replace(r"^ degree", "degree")
+    text = re.sub(r"\\[A-Za-z]+|\\.|[{}~]", " ", text).replace(".", "")
+    text = re.sub(r"\s*\^\s*", "^", text)
+    text = re.sub(r"(?<!\^)-", "*", text)
+    return " ".join(text.split())
 
 
 def _as_fraction(match: re.Match[str]) -> str:

@@ -35,10 +35,10 @@ from sympy import (
 from sympy.core.function import AppliedUndef
 
 from gdpo_verl.rewards.deadline import serve
-from gdpo_verl.rewards.math_form import as_list, differ, tidied, without_unit
+from gdpo_verl.rewards.math_form import as_asked, differ, tidied, without_units
 from gdpo_verl.rewards.parse_error import ParseError
 
-# Units are not dropped (`math_form` makes them factors), and a capital is another letter.
+# Units are not dropped (`math_form` reads them), and a capital is another letter.
 _AS_WRITTEN = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _OWN_CASE = ConversionConfig(lowercase_symbols=False)
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
@@ -62,8 +62,8 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
         known, None for equality alone.
     """
     truth, answer, question = asked
-    answer = tidied(as_list(truth, answer))
-    truth, answer = without_unit(tidied(truth), answer)
+    answer = tidied(as_asked(truth, answer))
+    (truth, answer), written = without_units(tidied(truth), answer)
     wanted = _read(truth)
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
@@ -76,13 +76,16 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     # Equal for math-verify, which multiplies letters and rounds to six places.
     if differ(truth, answer) or _apart(wanted, found):
         return False, ParseError.NONE
+    scaled = answer != written[1]  # 0.5 km of the question for 500 m
+    truth, answer = written
+    wanted, found = _read(truth), _read(answer)
     # The ground truth is an answer even where the question shows it.
-    as_asked = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
+    same = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
     results = list(_results(found))
     evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
     if _is_plain(wanted):
         evaluated = evaluated and all(map(_is_plain, results))
-    if evaluated and (as_asked or not _is_copy(answer, found, question)):
+    if evaluated and (same or not _is_copy(answer, found, question, scaled)):
         return True, ParseError.NONE
     return False, ParseError.NOT_EVALUATED
 
@@ -211,12 +214,14 @@ def _apart(wanted: Any, found: Any) -> bool:
     return real and bool(abs(a - b) > 1e-3 * max(abs(a), abs(b)))
 
 
-def _is_copy(answer: str, found: Any, question: str) -> bool:
+def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
     """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
     copies = [
         (digits, formula)
         for digits, formula in _ends(answer, found)
-        if formula.args or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
+        if formula.args
+        or scaled
+        or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
     ]
     return bool(copies) and any(key in copies for key in _formulas(question))
 
@@ -233,7 +238,7 @@ def _formulas(question: str) -> list[Any]:
     pieces = [piece for piece in pieces if len(piece) <= _LONGEST_OF_A_QUESTION]
     pieces += [side.strip() for piece in pieces for side in _RELATION.split(piece)]
     pieces = [tidied(piece) for piece in dict.fromkeys(pieces)][:_MOST_OF_A_QUESTION]
-    pieces = [without_unit(piece, "")[0] for piece in pieces]
+    pieces = [without_units(piece, "")[1][0] for piece in pieces]
     read = [(piece, _read(piece)) for piece in pieces]
     return [_key(piece, formula) for piece, formula in read if formula is not None]
 

@@ -1,0 +1,123 @@
+"""Units of measurement behind a number, read by the library pint.
+
+A text is read as a unit and the words that follow it: of "miles east" the unit is a mile and
+"east" is a word. Letters count as they are written (mW is not MW); a text that says nothing so is
+read again in lower case (KM, Hours).
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+import pint
+
+_LONGEST = 60  # characters of a unit; pint computes what it reads
+_NUMBERS = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+_NUMBER_WORD = re.compile(rf"\b({'|'.join(_NUMBERS)})s?\b", re.IGNORECASE)
+# In pint's own notation. Of pint's own meanings, "am" is an attometer and "units" are micronits.
+_DEFINITIONS = """
+    dollar = [dollar] = _ = USD = buck
+    cent = 0.01 dollar
+    euro = [euro] = _ = EUR
+    rupee = [rupee] = _ = INR = Rs = rs
+    yen = [yen] = _ = JPY
+    morning_hour = [morning] = am = AM
+    evening_hour = [evening] = pm = PM
+    points = [points] = pts = point
+    units = [units] = unit
+    miles_per_gallon = mile / gallon = mpg
+"""
+# One digit, and no power of a power.
+_NOT_A_UNIT = re.compile(r"[^\w\s*/^()-]|_|(?<!\^)(?<!\^-)\d|[\d)]\s*\^")
+# What pint would read as inch, year, attosecond and technical atmosphere.
+_PREPOSITION = re.compile(r"\s(?:in|a|an|as|at|of|per an?)\s")
+_TEMPERATURE = re.compile(r"\bdeg(?:ree)?s? (?:([Cc])(?:elsius)?|([Ff])(?:ahrenheit)?)\b")
+
+
+class Unit(NamedTuple):
+    """A number word, a unit and the words that follow it.
+
+    `base` names pint's base units, empty where there are none; one unit is `scale` of them.
+    """
+
+    number: int
+    scale: Fraction
+    base: str
+    words: frozenset[str]
+
+    def agrees(self, other: Unit) -> bool:
+        """Find the same dimension, and no word against another: one may say less.
+
+        >>> read_unit("miles").agrees(read_unit("km east"))
+        True
+        >>> read_unit("miles east").agrees(read_unit("miles west"))
+        False
+        """
+        less = self.words <= other.words or other.words <= self.words
+        some = bool(self.base or self.words & other.words or self.words == other.words)
+        return self.base == other.base and less and some
+
+
+@lru_cache(maxsize=1024)
+def read_unit(text: str) -> Unit:
+    """Read a text such as "m s^-2", "miles per hour" or "million dollars profit".
+
+    >>> read_unit("km/h") == read_unit("kilometers per hour")
+    True
+    >>> read_unit("million dollars").number, read_unit("apples").words
+    (1000000, frozenset({'apple'}))
+    """
+    number = 1
+    for word in _NUMBER_WORD.findall(text):
+        number = number * _NUMBERS[word.lower()]
+    words = _TEMPERATURE.sub(_degrees, _NUMBER_WORD.sub(" ", text)).split()
+    for end in range(len(words), 0, -1):
+        unit = _parsed(" ".join(words[:end]))
+        if unit is not None:
+            return Unit(number, *unit, _singular(words[end:]))
+    return Unit(number, Fraction(1), "", _singular(words))
+
+
+def _degrees(match: re.Match[str]) -> str:
+    return f"deg{match[0].split()[1][0].upper()}"
+
+
+def _singular(words: list[str]) -> frozenset[str]:
+    lowered = [word.lower() for word in words]
+    return frozenset(word.removesuffix("s") for word in lowered) - {"and", "or"}
+
+
+def _parsed(text: str) -> tuple[Fraction, str] | None:
+    """The scale and the base units of a text, None where pint reads no unit in it."""
+    if len(text) > _LONGEST or _NOT_A_UNIT.search(text) or _PREPOSITION.search(f"{text} "):
+        return None
+    registry = _registry()
+    for spelling in (text, text.lower()):
+        try:
+            unit = registry.parse_units(spelling)
+            zero = registry.Quantity(0, unit).to_base_units()
+            one = registry.Quantity(1, unit).to_base_units()
+        except Exception:  # of any kind: it evaluates the text
+            continue
+        if zero.magnitude:  # degrees Celsius and decibels are no multiples
+            return Fraction(1), str(unit)
+        return Fraction(format(one.magnitude, ".12g")), str(one.units)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _registry() -> pint.UnitRegistry:
+    registry = pint.UnitRegistry()
+    for definition in _DEFINITIONS.strip().splitlines():
+        registry.define(definition.strip())
+    return registry
