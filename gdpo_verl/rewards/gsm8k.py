@@ -29,12 +29,13 @@ HASHES = "####"
 _PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
 # A digit of another script, which \d would match, is no digit here.
 _NUMBER = re.compile(r"([+\-−–]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
-# Bold type, a box, a font, dollars of LaTeX or of money, per cent: what is written around a number.
+# Bold type, code, a box, a font, dollars of LaTeX or of money, per cent: written around a number.
 _DRESSED = re.compile(
-    r"(?:\*\*|\\(?:boxed|text(?:bf)?|math(?:rm|bf)) *\{|\\[(\[]|\\?[$€£¥]|\s)*"
-    r"([+\-−–]?)\\?[$€£¥]?([0-9.,]+(?:\{,\}[0-9.,]+)*)"
-    r"(?:\*\*|\}|\\[)\]]|\\?[$€£¥%]|\s)*\.?"
+    r"(?:[*_`]|\\(?:boxed|text(?:bf)?|math(?:rm|bf)) *\{|\\[(\[]|\\?[$€£¥]|\s)*"
+    r"([+\-−–]?) ?\\?[$€£¥]?([0-9.,]+(?:(?:\{,\}|\\,|,\\!)[0-9.,]+)*)"
+    r"(?:[*_`]|\}|\\[)\]]|\\?[$€£¥%]|\s)*[.;]?"
 )
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 Verdict = tuple[bool, bool, bool, ParseError]
 
@@ -137,8 +138,9 @@ def _read_number(text: str) -> str | None:
 
     It stays text: int() and Decimal() do not take a megabyte of digits.
     """
-    dressed = _DRESSED.fullmatch(text.strip())
-    match = _NUMBER.fullmatch("".join(dressed.groups()).replace("{,}", ",")) if dressed else None
+    dressed = _DRESSED.fullmatch(text.translate(_FULL_WIDTH).strip())
+    number = "".join(dressed.groups()) if dressed else ""
+    match = _NUMBER.fullmatch(re.sub(r"\{,\}|\\,|,\\!", ",", number))
     if match is None:
         return None
     sign, whole, fraction = match.groups(default="")

@@ -60,8 +60,8 @@ _PRIMES = re.compile(
 )
 # Words and symbols right behind a number, to the end of the formula or of an item.
 _BARE = re.compile(
-    r"(?<=\d)\s((?!d[A-Za-z]\b)[A-Za-z]+(?:\^\{?-?\d\}?)?"
-    r"(?:(?:\s?/\s?|\s)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
+    r"(?<=\d)(?:\s|\\[ ,;:])((?!d[A-Za-z]\b)[A-Za-z]+(?:\^\{?-?\d\}?)?"
+    r"(?:(?:\s?/\s?|\.?\s|\.)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
 )
 # In an answer to which no letter belongs.
 _LETTER = re.compile(r"(?<=\d)\s?([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$")
@@ -73,7 +73,7 @@ _TEXT = (
 )
 # What the words stand behind, the words, and the digit behind them.
 _WORDS = re.compile(
-    r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})"
+    r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})?"
     rf"({_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
     r"(?:\s*\\times(?=\s*\d)(?!\s*10\^))?)(?!\s*[=<>^_*/&|+(-])(?=\s{0,20}(\d?))"
 )
@@ -165,11 +165,14 @@ def as_asked(wanted: str, answer: str) -> str:
 
 
 def differ(wanted: str, answer: str) -> bool:
-    """Find what math-verify does not see: the base of a number, the order of points and letters.
+    """Find what math-verify does not see: a base, an item twice, the order of points and letters.
 
     >>> differ("4210_5", "4210_{6}"), differ("CAB", "ABC"), differ(r"\\angle ABC", r"\\angle CBA")
     (True, True, False)
     """
+    items, others = (sorted(re.split(r",\s*", latex)) for latex in (wanted, answer))
+    if len(set(items)) < len(items) and not re.search(r"[(\[{]", wanted):
+        return items != others
     a, b = _points(wanted), _points(answer)
     if not a or not b:
         bases, others = _BASE.findall(wanted), _BASE.findall(answer)
@@ -211,8 +214,9 @@ def _as_name(match: re.Match[str]) -> str:
 def _as_text(match: re.Match[str]) -> str:
     """Symbols of units, or words, as a text; letters that may be unknowns as they are."""
     first = re.split(r"[\s/^.]", match[1])[0]
-    unit = read_unit(_plain(match[1]))
-    symbols = unit.base and not unit.words and re.search("[A-Za-z]{2}", match[1])
+    text = _plain(match[1])
+    unit = read_unit(text)
+    symbols = unit.base and not unit.words and re.search("[A-Za-z]{2}", text)
     words = len(first) > 3 and first.islower()
     return rf"\text{{ {match[1]}}}" if symbols or words or unit.number > 1 else match[0]
 
@@ -220,6 +224,8 @@ def _as_text(match: re.Match[str]) -> str:
 def _as_unit(match: re.Match[str]) -> str:
     """Words behind a number as one text, `\\text{unit …}`, in pint's notation."""
     before, text, follows = match.groups()
+    if before is None or read_unit(_plain(text)) == read_unit(""):
+        return match[0]
     unit = rf"{before}\text{{unit {_plain(text)}}}"
     return rf"{unit},\ " if follows else unit
 

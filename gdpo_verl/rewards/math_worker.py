@@ -23,6 +23,8 @@ from sympy import (
     Derivative,
     Eq,
     Integral,
+    Intersection,
+    Interval,
     Limit,
     Number,
     Product,
@@ -30,6 +32,7 @@ from sympy import (
     Set,
     Sum,
     Symbol,
+    Union,
     binomial,
 )
 from sympy.core.function import AppliedUndef
@@ -44,6 +47,7 @@ _OWN_CASE = ConversionConfig(lowercase_symbols=False)
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _ARGUMENTS = re.compile(r"\([^()]*\)")
 _NEVER = Eq(1, 0, evaluate=False)
+_INEQUALITIES = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
 _SPELT = re.compile(r"\\(?:det|[dt]?binom|choose)(?![a-z])|\{[vV]matrix\}")
@@ -109,6 +113,8 @@ def _parsed(latex: str) -> Any:
     if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
         parts = formula._unsorted_args
         return Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
+    if isinstance(formula, Eq) and r"\pm" in latex and isinstance(formula.rhs, FiniteSet):
+        return FiniteSet(*[Eq(formula.lhs, value, evaluate=False) for value in formula.rhs])
     return formula
 
 
@@ -121,12 +127,35 @@ def _agree(wanted: Any, found: Any) -> bool:
     if _is_named(wanted):
         return _agree(wanted.rhs, found)
     if wanted.has(Eq) and found.has(Eq):  # several
+        if isinstance(wanted, Eq) or isinstance(found, Eq):
+            return False
         pairs = ((a, b) for a in wanted.args for b in found.args)
         return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
-    point = _in_order(found)
+    point, ordered = _in_order(found), wanted
     if isinstance(wanted, FiniteSet):
-        wanted, point = _in_order(wanted), found
-    return bool(verify([wanted], [point], timeout_seconds=None))
+        ordered, point = _in_order(wanted), found
+    if verify([ordered], [point], timeout_seconds=None):
+        return True
+    solutions = _solutions(wanted)
+    return solutions is not None and solutions == _solutions(found)
+
+
+def _solutions(formula: Any) -> Any:
+    """The set of numbers that inequalities in one letter give, an interval as it is.
+
+    Inequalities of several letters, each with the smaller side first; None for all others.
+    """
+    if isinstance(formula, (Interval, Union)):
+        return formula
+    parts = formula.args if isinstance(formula, (And, FiniteSet)) else (formula,)
+    if not parts or not all(isinstance(part, _INEQUALITIES) for part in parts):
+        return None
+    if len(formula.free_symbols) > 1:
+        return {part.canonical for part in parts}
+    sets = [part.as_set() for part in parts]
+    overlap = Intersection(*sets)
+    # The parser reads "or" and "and" alike.
+    return Union(*sets) if isinstance(formula, FiniteSet) and overlap.is_empty else overlap
 
 
 def _same_equation(wanted: Any, found: Any) -> bool:
@@ -139,11 +168,12 @@ def _same_equation(wanted: Any, found: Any) -> bool:
     if not verify([wanted], [_NEVER], timeout_seconds=None):
         return True
     # Without a real solution, math-verify finds all equations equal.
-    if not wanted.free_symbols:
-        return False
     try:
-        ratio = sympy.simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
+        difference = sympy.simplify(wanted.lhs - wanted.rhs)
+        ratio = sympy.simplify(difference / (found.lhs - found.rhs))
     except Exception:  # of sympy's own, for sets and matrices
+        return False
+    if difference.is_number:
         return False
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
 
@@ -181,6 +211,8 @@ def _is_plain(formula: Any) -> bool:
         return _is_named(formula) and _is_plain(formula.rhs)
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
         return all(map(_is_plain, formula.args))
+    if isinstance(formula, (And, *_INEQUALITIES)):
+        return all(part.is_Symbol or _is_plain(part) for part in formula.args)
     # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
     factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
     kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
@@ -192,7 +224,8 @@ def _is_named(formula: Any) -> bool:
     if not isinstance(formula, Eq):
         return False
     name = formula.lhs
-    return isinstance(name, AppliedUndef) or (name.is_Atom and not isinstance(name, Number))
+    named = isinstance(name, AppliedUndef) or (name.is_Atom and not isinstance(name, Number))
+    return named and not formula.rhs.has(name)
 
 
 def _kind(factor: Any) -> str | None:
@@ -205,13 +238,26 @@ def _kind(factor: Any) -> str | None:
 
 
 def _apart(wanted: Any, found: Any) -> bool:
-    """Find two small numbers to differ: math-verify rounds to six places."""
-    a, b = (f.rhs if _is_named(f) else f for f in (wanted, found))
-    if a == b or not all(isinstance(x, sympy.Expr) and x.is_number and x.is_finite for x in (a, b)):
-        return False
-    a, b = a.evalf(), b.evalf()
-    real = isinstance(a, Number) and isinstance(b, Number)
-    return real and bool(abs(a - b) > 1e-3 * max(abs(a), abs(b)))
+    """Find two small numbers to differ, in lists too: math-verify rounds to six places."""
+    wanted, found = _in_order(wanted), _in_order(found)
+    numbers, others = _numbers(wanted), _numbers(found)
+    if isinstance(wanted, FiniteSet) or isinstance(found, FiniteSet):
+        numbers.sort()
+        others.sort()
+    pairs = zip(numbers, others, strict=False)
+    return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
+
+
+def _numbers(formula: Any) -> list[Any]:
+    """The real numbers that a formula holds."""
+    if _is_named(formula):
+        return _numbers(formula.rhs)
+    if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
+        return [number for part in formula.args for number in _numbers(part)]
+    if not isinstance(formula, sympy.Expr) or not formula.is_number or not formula.is_finite:
+        return []
+    value = formula.evalf()
+    return [value] if isinstance(value, Number) else []
 
 
 def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
@@ -252,5 +298,5 @@ def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    compare((r"\frac{1}{2}", "0.5", ""))  # imports and grammar, before the first deadline runs
+    compare((r"\frac{1}{2}\text{ m}", "0.5", ""))  # imports, units and grammar, before the first deadline runs
     serve(compare)
