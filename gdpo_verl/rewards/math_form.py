@@ -10,18 +10,19 @@ from gdpo_verl.rewards.math_units import Unit, read_unit
 
 _SIGNS = str.maketrans({
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ",
-    "°": r"^\circ ", "º": r"^\circ ", "∠": r"\angle ", "~": " ", "′": "'", "’": "'", "£": "",
+    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "∠": r"\angle ", "~": " ", "′": "'", "’": "'", "£": "",
 })  # fmt: skip
 _END = r"\\?[.,;]$"
-_FONT = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|underline|bold(?:symbol)?)"
+_FONT = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bold(?:symbol)?)"
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
     (_END, ""),
     # What is written around a value.
-    (r"\\(?:[lL]arge|huge|therefore|approx|bf|[bB]igg?[lr]?)(?![A-Za-z])", ""),
+    (r"\\(?:[lL]arge|huge|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline)(?![A-Za-z])", ""),
+    (r"\\(?:text)?color\s?\{\w{1,20}\}", ""),
     (r"^\*{1,2}([^*]*)\*{1,2}$", r"\1"),
-    (rf"^{_FONT}\{{([^{{}}A-Za-z]*\d[^{{}}]*|[^{{}}]*:\s?\d[^{{}}]*|\(?[A-Z]\)?(?:, ?\(?[A-Z]\)?)*)\}}$", r"\1"),
-    (r"^(?:\\text\w*\{)?[A-Za-z ]{1,40}:\s?\}?(?=\s?[\d\\(-])", ""),
+    (rf"^{_FONT}\{{([^{{}}A-Za-z]*\d[^{{}}]*|[^{{}}]*(?::|\bis)\s?\d[^{{}}]*|\(?[A-Z]\)?(?:(?:, ?| and )\(?[A-Z]\)?)*)\}}$", r"\1"),
+    (r"^(?:\\text\w*\{)?[A-Za-z ]{1,40}(?::|\bis\b)\s?\}?(?=\s?[\d\\(-])", ""),
     (r"\\?%|\b(?:percent|per cent)\b", ""),  # 50% is 50
     (rf"{_FONT}\{{([^{{}}A-Za-z]*)\}}", r"\1"),
     (r"(\d+)⁄(\d+)", r"\\frac{\1}{\2}"),
@@ -32,13 +33,18 @@ _SPELLINGS = [
     (r"\\(?:mathbf|mathit|boldsymbol)\{([A-Za-z])\}", r" \1"),
     (r"\\(?:mathrm|text)\{([deijkxyz])\}", r" \1"),
     # Names: derivatives, and what is transposed.
-    (r"\\frac\s*\{\s*(?:d|\\partial)\s*([A-Za-z])\s*\}\s*\{\s*(?:d|\\partial)\s*([A-Za-z])\s*\}", r" \1_{d\2}"),
+    (
+        r"\\[dt]?frac\s?\{\s?(?:d|\\partial)(?:\^\{?(\d)\}?)?\s?(\\[a-z]{2,9}|[A-Za-z])\s?\}"
+        r"\s?\{\s?(?:d|\\partial)\s?([A-Za-z])(?:\^\{?\d\}?)?\s?\}",
+        r" \2_{d\1\3}",
+    ),
     (r"(?<![A-Za-z\\])d([A-Za-z])/d([A-Za-z])(?![A-Za-z])", r" \1_{d\2}"),
     (r"(?<=[A-Z])\^\s*(?:T|\\top|\{\s*(?:T|\\top)\s*\})(?![A-Za-z])", "_{T}"),
     # {x : x > 2}, and 2 = k.
-    (r"^\\\{\s*[a-z]\s*(?::|\\mid|\|)(.*)\\\}$", r"\1"),
+    (r"^\\\{\s*[a-z](?:\s*\\in[^:|]*)?\s*(?::|\\mid|\|)(.*)\\\}$", r"\1"),
     (r"^(?![A-Za-z]\s*=)([^=<>&]*[^=<>&\s\\])\s*=\s*([A-Za-z])$", r"\2=\1"),
     (r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)", ":"),
+    (r"(?<=\d)(?:\s|\\[ ,;:])*\\Omega$", r"\\text{ohm}"),
     # Money, a fraction of units, and units without \text.
     (r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{dollars}"),
     (r"€\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{euros}"),
@@ -60,12 +66,12 @@ _PRIMES = re.compile(
 )
 # Words and symbols right behind a number, to the end of the formula or of an item.
 _BARE = re.compile(
-    r"(?<=\d)(?:\s|\\[ ,;:])((?!d[A-Za-z]\b)[A-Za-z]+(?:\^\{?-?\d\}?)?"
+    r"(?<=\d)(?:\s|\\[ ,;:])((?!(?:d[A-Za-z]|ab|cd)\b)[A-Za-z]+(?:\^\{?-?\d\}?)?"
     r"(?:(?:\s?/\s?|\.?\s|\.)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
 )
 # In an answer to which no letter belongs.
-_LETTER = re.compile(r"(?<=\d)\s?([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$")
-_CONTENT = r"(?:[^{}\d^]|\^\s?\{?-?\d\}?)*"
+_LETTER = re.compile(r"(?<=\d)(?:\s|\\[ ,;:])?([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$")
+_CONTENT = r"(?:[^{}\d^]|\^\\circ|\^\s?\{?-?\d\}?)*"
 # Without a number in it, which may be another answer.
 _TEXT = (
     rf"(?:\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{{{_CONTENT}\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
@@ -208,7 +214,9 @@ def _as_name(match: re.Match[str]) -> str:
     if not letter:
         return match[0]
     primes = (braced or plain).replace(r"\prime", "'").count("'")
-    return f" {letter}_{{{''.join(index)}p{primes}}}"
+    name = f"{''.join(index)}p{primes}"
+    # The parser reads no index of E.
+    return rf" \mathrm{{E{name}}}" if letter == "E" else f" {letter}_{{{name}}}"
 
 
 def _as_text(match: re.Match[str]) -> str:
@@ -232,8 +240,8 @@ def _as_unit(match: re.Match[str]) -> str:
 
 def _plain(text: str) -> str:
     """A unit's LaTeX without fonts, braces and points: m s^-2, sq ft, am, N*m."""
-    text = text.replace(r"\cdot", "*").replace(r"\circ", " degree ").replace(r"^ degree", "degree")
-    text = re.sub(r"\\[A-Za-z]+|\\.|[{}~]", " ", text).replace(".", "")
+    text = re.sub(r"\^\s*\{?\s*\\circ", " degree ", text).replace(r"\cdot", "*")
+    text = re.sub(r"\\[A-Za-z]+|\\.|[{}~,;]", " ", text).replace(".", "").replace("cu ", "cubic ")
     text = re.sub(r"\s*\^\s*", "^", text)
     text = re.sub(r"(?<!\^)-", "*", text)
     return " ".join(text.split())

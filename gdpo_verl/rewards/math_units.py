@@ -29,7 +29,8 @@ _DEFINITIONS = """
     dollar = [dollar] = _ = USD = buck
     cent = 0.01 dollar
     euro = [euro] = _ = EUR
-    rupee = [rupee] = _ = INR = Rs = rs
+    rupee = [rupee] = _ = INR = Rs
+    @alias ampere = amp = amps
     yen = [yen] = _ = JPY
     morning_hour = [morning] = am = AM
     evening_hour = [evening] = pm = PM
@@ -44,15 +45,18 @@ _PREPOSITION = re.compile(r"\s(?:in|a|an|as|at|of|per an?)\s")
 _TEMPERATURE = re.compile(r"\bdeg(?:ree)?s? (?:([Cc])(?:elsius)?|([Ff])(?:ahrenheit)?)\b")
 
 
+Base = tuple[tuple[str, Fraction], ...]
+
+
 class Unit(NamedTuple):
     """A number word, a unit and the words that follow it.
 
-    `base` names pint's base units, empty where there are none; one unit is `scale` of them.
+    `base` are pint's base units and their exponents; one unit is `scale` of them.
     """
 
     number: int
     scale: Fraction
-    base: str
+    base: Base
     words: frozenset[str]
 
     def agrees(self, other: Unit) -> bool:
@@ -85,7 +89,7 @@ def read_unit(text: str) -> Unit:
         unit = _parsed(" ".join(words[:end]))
         if unit is not None:
             return Unit(number, *unit, _singular(words[end:]))
-    return Unit(number, Fraction(1), "", _singular(words))
+    return Unit(number, Fraction(1), (), _singular(words))
 
 
 def _degrees(match: re.Match[str]) -> str:
@@ -97,27 +101,26 @@ def _singular(words: list[str]) -> frozenset[str]:
     return frozenset(word.removesuffix("s") for word in lowered) - {"and", "or"}
 
 
-def _parsed(text: str) -> tuple[Fraction, str] | None:
+def _parsed(text: str) -> tuple[Fraction, Base] | None:
     """The scale and the base units of a text, None where pint reads no unit in it."""
     if len(text) > _LONGEST or _NOT_A_UNIT.search(text) or _PREPOSITION.search(f"{text} "):
         return None
     registry = _registry()
     for spelling in (text, text.lower()):
         try:
-            unit = registry.parse_units(spelling)
-            zero = registry.Quantity(0, unit).to_base_units()
-            one = registry.Quantity(1, unit).to_base_units()
+            one = registry.Quantity(1, registry.parse_units(spelling))
+            zero = (0 * one).to_base_units()
+            # Degrees Celsius and decibels are no multiples of another unit.
+            unit = one if zero.magnitude else one.to_base_units()
+            return Fraction(unit.magnitude), tuple(sorted(unit.unit_items()))
         except Exception:  # of any kind: it evaluates the text
             continue
-        if zero.magnitude:  # degrees Celsius and decibels are no multiples
-            return Fraction(1), str(unit)
-        return Fraction(format(one.magnitude, ".12g")), str(one.units)
     return None
 
 
 @lru_cache(maxsize=1)
 def _registry() -> pint.UnitRegistry:
-    registry = pint.UnitRegistry()
+    registry = pint.UnitRegistry(non_int_type=Fraction)
     for definition in _DEFINITIONS.strip().splitlines():
         registry.define(definition.strip())
     return registry

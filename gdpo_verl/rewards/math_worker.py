@@ -131,6 +131,9 @@ def _agree(wanted: Any, found: Any) -> bool:
             return False
         pairs = ((a, b) for a in wanted.args for b in found.args)
         return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
+    if wanted.has(*_INEQUALITIES) and found.has(*_INEQUALITIES):
+        if wanted.free_symbols != found.free_symbols:
+            return False
     point, ordered = _in_order(found), wanted
     if isinstance(wanted, FiniteSet):
         ordered, point = _in_order(wanted), found
