@@ -6,14 +6,18 @@ import re
 import unicodedata
 from itertools import accumulate
 
-from gdpo_verl.rewards.math_units import Unit, read_unit
+from gdpo_verl.rewards.math_units import read_unit
 
 _SIGNS = str.maketrans({
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ",
-    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "∠": r"\angle ", "~": " ", "′": "'", "’": "'", "£": "",
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "∞": r"\infty ", "∪": r"\cup ",
+    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "∠": r"\angle ", "~": " ", "’": "'",
+    "′": "'", "£": "",
 })  # fmt: skip
 _END = r"\\?[.,;]$"
 _FONT = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bold(?:symbol)?)"
+_WORD = rf"{_FONT}\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?"
+_VALUE = r"[^{}A-Za-z\d]*\d[^{}]*"
+_CHOICES = r"\(?[A-Z]\)?(?:(?:, ?| and )\(?[A-Z]\)?)*"
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
     (_END, ""),
@@ -21,7 +25,7 @@ _SPELLINGS = [
     (r"\\(?:[lL]arge|huge|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline)(?![A-Za-z])", ""),
     (r"\\(?:text)?color\s?\{\w{1,20}\}", ""),
     (r"^\*{1,2}([^*]*)\*{1,2}$", r"\1"),
-    (rf"^{_FONT}\{{([^{{}}A-Za-z\d]*\d[^{{}}]*|[^{{}}\d]{{0,40}}(?::|\bis)\s?\d[^{{}}]*|\(?[A-Z]\)?(?:(?:, ?| and )\(?[A-Z]\)?)*)\}}$", r"\1"),
+    (rf"^{_FONT}\{{((?:[^{{}}\d]{{0,40}}(?::|\bis)\s?)?{_VALUE}|{_CHOICES})\}}$", r"\1"),
     (r"^(?:\\text\w*\{)?[A-Za-z ]{1,40}(?::|\bis\b)\s?\}?(?=\s?[\d\\(-])", ""),
     (r"\\?%|\b(?:percent|per cent)\b", ""),  # 50% is 50
     (rf"{_FONT}\{{([^{{}}A-Za-z]*)\}}", r"\1"),
@@ -48,8 +52,8 @@ _SPELLINGS = [
     # Money, a fraction of units, and units without \text.
     (r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{dollars}"),
     (r"€\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{euros}"),
-    (rf"\\[dt]?frac\s?\{{({_FONT}\{{[^{{}}]*\}})\}}\s?\{{({_FONT}\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?)\}}", r"\1/\2"),
-    (r"(?<=\d)([cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)(?=\s{0,9}(?:$|[,;^]|\s\d))", r"\\text{\1}"),
+    (rf"\\[dt]?frac\s?\{{({_WORD})\}}\s?\{{({_WORD})\}}", r"\1/\2"),
+    (r"(?<=\d)([cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)(?=\s?(?:$|[,;^]|\s\d))", r"\\text{\1}"),
     (r"√\s*(\d{1,99}|[a-z])", r"\\sqrt{\1}"),
     (r"√\s*(?=\{)", r"\\sqrt"),
     (r"√\s*(?=\()", r"sqrt"),
@@ -70,7 +74,10 @@ _BARE = re.compile(
     r"(?:(?:\s?/\s?|\.?\s|\.)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
 )
 # In an answer to which no letter belongs.
-_LETTER = re.compile(r"(?<=\d)(?:\s|\\[ ,;:])?([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$")
+_LETTER = re.compile(
+    r"(?<=\d)(?:\s|\\[ ,;:])?"
+    r"([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$"
+)
 _CONTENT = r"(?:[^{}\d^]|\^\\circ|\^\s?\{?-?\d\}?)*"
 # Without a number in it, which may be another answer.
 _TEXT = (
@@ -190,6 +197,7 @@ def differ(wanted: str, answer: str) -> bool:
 
 def _points(latex: str) -> re.Match[str] | None:
     return _LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
+
 
 def _in_ascii(latex: str) -> str:
     """Full-width characters, mathematical letters, superscripts and fractions as LaTeX has them."""
