@@ -14,7 +14,9 @@ _SIGNS = str.maketrans({
     "′": "'", "£": "",
 })  # fmt: skip
 _END = r"\\?[.,;]$"
-_FONT = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bold(?:symbol)?)"
+_FONT = (
+    r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|ensuremath|bold(?:symbol)?)"
+)
 _WORD = rf"{_FONT}\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?"
 _VALUE = r"[^{}A-Za-z\d]*\d[^{}]*"
 _CHOICES = r"\(?[A-Z]\)?(?:(?:, ?| and )\(?[A-Z]\)?)*"
@@ -22,9 +24,12 @@ _CHOICES = r"\(?[A-Z]\)?(?:(?:, ?| and )\(?[A-Z]\)?)*"
 _SPELLINGS = [
     (_END, ""),
     # What is written around a value.
-    (r"\\(?:[lL]arge|huge|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline)(?![A-Za-z])", ""),
+    (
+        r"\\(?:[lL]arge|huge|normalsize|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline)(?![A-Za-z])",
+        "",
+    ),
     (r"\\(?:text)?color\s?\{\w{1,20}\}", ""),
-    (r"^\*{1,2}([^*]*)\*{1,2}$", r"\1"),
+    (r"^[*_`]{1,2}([^*_`]*)[*_`]{1,2}$", r"\1"),
     (rf"^{_FONT}\{{((?:[^{{}}\d]{{0,40}}(?::|\bis)\s?)?{_VALUE}|{_CHOICES})\}}$", r"\1"),
     (r"^(?:\\text\w*\{)?[A-Za-z ]{1,40}(?::|\bis\b)\s?\}?(?=\s?[\d\\(-])", ""),
     (r"\\?%|\b(?:percent|per cent)\b", ""),  # 50% is 50
@@ -49,6 +54,8 @@ _SPELLINGS = [
     (r"^(?![A-Za-z]\s*=)([^=<>&]*[^=<>&\s\\])\s*=\s*([A-Za-z])$", r"\2=\1"),
     (r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)", ":"),
     (r"(?<=\d)(?:\s|\\[ ,;:])*\\Omega$", r"\\text{ohm}"),
+    # 3:30 p.m. is no ratio.
+    (r"(?<=\d):(?=\d\d\s?(?:\\text\{\s?)?[AaPp]\.?[Mm])", "."),
     # Money, a fraction of units, and units without \text.
     (r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{dollars}"),
     (r"€\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{euros}"),
@@ -167,6 +174,8 @@ def as_asked(wanted: str, answer: str) -> str:
         answer = re.sub(r"(?<=\d),(?=\d)", ", ", answer)
     if wanted.endswith("C"):  # the constant of an integral
         answer = re.sub(r"\+\s?c$", "+C", answer)
+    if re.search(r"\d:\d.*[ap]\.?m", wanted, re.IGNORECASE):  # a time of the day
+        answer = re.sub(r"(?<=\d):(?=\d\d)", ".", answer)
     if re.fullmatch(r"[0-9A-F]+_\{?1[1-6]\}?", wanted):
         answer = answer.upper()
     choice = re.fullmatch(r"(?:\\text\w*\{)?\(?([A-Z])\s?[).:][^A-Z]*", answer)

@@ -31,6 +31,8 @@ _DEFINITIONS = """
     euro = [euro] = _ = EUR
     rupee = [rupee] = _ = INR = Rs
     @alias ampere = amp = amps
+    @alias week = wk
+    @alias month = mo
     yen = [yen] = _ = JPY
     morning_hour = [morning] = am = AM
     evening_hour = [evening] = pm = PM
@@ -79,7 +81,7 @@ def read_unit(text: str) -> Unit:
     >>> read_unit("km/h") == read_unit("kilometers per hour")
     True
     >>> read_unit("million dollars").number, read_unit("apples").words
-    (1000000, frozenset({'apple'}))
+    (1000000, frozenset({'appl'}))
     """
     number = 1
     for word in _NUMBER_WORD.findall(text):
@@ -98,7 +100,8 @@ def _degrees(match: re.Match[str]) -> str:
 
 def _singular(words: list[str]) -> frozenset[str]:
     lowered = [word.lower() for word in words]
-    return frozenset(word.removesuffix("s") for word in lowered) - {"and", "or"}
+    # Of a box and boxes, and of an apple and apples, the same is left.
+    return frozenset(word.rstrip("s").removesuffix("e") for word in lowered) - {"and", "or"}
 
 
 def _parsed(text: str) -> tuple[Fraction, Base] | None:

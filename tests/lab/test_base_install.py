@@ -10,8 +10,8 @@ import sys
 WITHOUT_EXTRAS = """
 import sys
 MISSING = set(
-    "datasets httpx huggingface_hub hydra math_verify matplotlib omegaconf orjson pyarrow "
-    "pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers verl vllm "
+    "datasets httpx huggingface_hub hydra math_verify matplotlib omegaconf orjson pint "
+    "pyarrow pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers verl vllm "
     "yaml".split()
 )
 class Missing:
