@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pint
 
@@ -47,7 +47,7 @@ _PREPOSITION = re.compile(r"\s(?:in|a|an|as|at|of|per an?)\s")
 _TEMPERATURE = re.compile(r"\bdeg(?:ree)?s? (?:([Cc])(?:elsius)?|([Ff])(?:ahrenheit)?)\b")
 
 
-Base = tuple[tuple[str, Fraction], ...]
+Base = tuple[tuple[str, Any], ...]
 
 
 class Unit(NamedTuple):
@@ -123,7 +123,7 @@ def _parsed(text: str) -> tuple[Fraction, Base] | None:
 
 @lru_cache(maxsize=1)
 def _registry() -> pint.UnitRegistry:
-    registry = pint.UnitRegistry(non_int_type=Fraction)
+    registry: pint.UnitRegistry = pint.UnitRegistry(non_int_type=Fraction)
     for definition in _DEFINITIONS.strip().splitlines():
         registry.define(definition.strip())
     return registry

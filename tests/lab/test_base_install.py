@@ -11,8 +11,8 @@ WITHOUT_EXTRAS = """
 import sys
 MISSING = set(
     "datasets httpx huggingface_hub hydra math_verify matplotlib omegaconf orjson pint "
-    "pyarrow pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers verl vllm "
-    "yaml".split()
+    "pyarrow pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers "
+    "verl vllm yaml".split()
 )
 class Missing:
     def find_spec(name, path=None, target=None):

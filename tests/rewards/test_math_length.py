@@ -67,7 +67,7 @@ def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer):
 UNITS = [
     r"3\text{ m}^{999999}", r"3\text{ m^9^9^9}", r"3\text{ (m^9)^9}", r"3\text{ 10^{10^{10}} m}",
     "3" + r"\text{ m}" * 1000, "3 " + "m/" * 4000, "3 m" + "^9" * 4000, r"3\text{" + "m s " * 2000,
-    "3" + "°" * 9000, "3" + "²" * 9000, r"3\text{" + "½" * 4000, "3" + "€1" * 4000, "3" + "'" * 9000,
+    "3" + "°" * 9000, "3" + "²" * 9000, r"3\text{" + "½" * 4000, "3" + "€1" * 4000,
 ]  # fmt: skip
 
 
