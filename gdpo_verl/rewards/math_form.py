@@ -150,7 +150,7 @@ def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
         factor = unit.number * (unit.scale if convert else 1)
         latex = "" if factor == 1 else rf"\cdot \frac{{{factor.numerator}}}{{{factor.denominator}}}"
         if not same and unit in kinds:
-            first = next(n for n, kind in enumerate(kinds) if kind.agrees(unit))
+            first = next(n for n, kind in enumerate(kinds) if unit.agrees(kind))
             latex += rf"\text{{unit{'i' * first}}}"
         if not match[2]:
             return latex

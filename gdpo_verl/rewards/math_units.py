@@ -62,16 +62,22 @@ class Unit(NamedTuple):
     words: frozenset[str]
 
     def agrees(self, other: Unit) -> bool:
-        """Find the same dimension, and no word against another: one may say less.
+        """Find the same dimension as another unit, which may say more.
 
-        >>> read_unit("miles").agrees(read_unit("km east"))
-        True
-        >>> read_unit("miles east").agrees(read_unit("miles west"))
+        This one may say more only where the other says no word beside its unit, or has none.
+
+        >>> miles, east = read_unit("miles"), read_unit("km east")
+        >>> miles.agrees(east), east.agrees(miles), east.agrees(read_unit("miles west"))
+        (True, True, False)
+        >>> read_unit("miles east or west").agrees(east)
         False
         """
-        less = self.words <= other.words or other.words <= self.words
-        some = bool(self.base or self.words & other.words or self.words == other.words)
-        return self.base == other.base and less and some
+        if self.base != other.base or not (self.base or self.words & other.words):
+            return self == other
+        more = self.words - other.words
+        if {"and", "or"} & more or (self.base and more and other.words):
+            return False
+        return not more or other.words <= self.words
 
 
 @lru_cache(maxsize=1024)
@@ -86,7 +92,8 @@ def read_unit(text: str) -> Unit:
     number = 1
     for word in _NUMBER_WORD.findall(text):
         number = number * _NUMBERS[word.lower()]
-    words = _TEMPERATURE.sub(_degrees, _NUMBER_WORD.sub(" ", text)).split()
+    text = re.sub(r"\b(?:and|or)$", "", _NUMBER_WORD.sub(" ", text))
+    words = _TEMPERATURE.sub(_degrees, text).split()
     for end in range(len(words), 0, -1):
         unit = _parsed(" ".join(words[:end]))
         if unit is not None:
@@ -101,7 +108,7 @@ def _degrees(match: re.Match[str]) -> str:
 def _singular(words: list[str]) -> frozenset[str]:
     lowered = [word.lower() for word in words]
     # Of a box and boxes, and of an apple and apples, the same is left.
-    return frozenset(word.rstrip("s").removesuffix("e") for word in lowered) - {"and", "or"}
+    return frozenset(word.rstrip("s").removesuffix("e") for word in lowered)
 
 
 def _parsed(text: str) -> tuple[Fraction, Base] | None:
