@@ -38,13 +38,12 @@ from sympy import (
 from sympy.core.function import AppliedUndef
 
 from gdpo_verl.rewards.deadline import serve
-from gdpo_verl.rewards.math_form import as_asked, differ, tidied, without_units
+from gdpo_verl.rewards.math_form import OF_ANGLES, as_asked, differ, tidied, without_units
 from gdpo_verl.rewards.parse_error import ParseError
 
 # Units are not dropped (`math_form` reads them), and a capital is another letter.
 _AS_WRITTEN = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _OWN_CASE = ConversionConfig(lowercase_symbols=False)
-_OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _ARGUMENTS = re.compile(r"\([^()]*\)")
 _INEQUALITIES = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
@@ -103,7 +102,7 @@ def _read(latex: str) -> Any:
 
 @lru_cache(maxsize=128)
 def _parsed(latex: str) -> Any:
-    in_degrees = _OF_ANGLES.search(latex) is not None
+    in_degrees = OF_ANGLES.search(latex) is not None
     try:
         formula = sympy.sympify(latex2sympy(latex, None, True, in_degrees, None, _OWN_CASE))
     except Exception:  # of any kind: the parser has none of its own
@@ -112,9 +111,7 @@ def _parsed(latex: str) -> Any:
     if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
         parts = formula._unsorted_args
         return Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
-    if isinstance(formula, Eq) and r"\pm" in latex and isinstance(formula.rhs, FiniteSet):
-        return FiniteSet(*[Eq(formula.lhs, value, evaluate=False) for value in formula.rhs])
-    return formula
+    return _solved(formula)
 
 
 def _agree(wanted: Any, found: Any) -> bool:
@@ -130,30 +127,22 @@ def _agree(wanted: Any, found: Any) -> bool:
             return False
         pairs = ((a, b) for a in wanted.args for b in found.args)
         return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
-    relations = wanted.has(*_INEQUALITIES) and found.has(*_INEQUALITIES)
-    if relations and wanted.free_symbols != found.free_symbols:
-        return False
     point, ordered = _in_order(found), wanted
     if isinstance(wanted, FiniteSet):
         ordered, point = _in_order(wanted), found
-    if verify([ordered], [point], timeout_seconds=None):
-        return True
-    solutions = _solutions(wanted)
-    return solutions is not None and solutions == _solutions(found)
+    return bool(verify([ordered], [point], timeout_seconds=None))
 
 
-def _solutions(formula: Any) -> Any:
-    """The set of numbers that inequalities in one letter give, an interval as it is.
+def _solved(formula: Any) -> Any:
+    """Inequalities in one letter as the set of its values; other formulas as they are.
 
-    Inequalities of several letters, each with the smaller side first; None for all others.
+    Of inequalities in several letters, each gets its smaller side first.
     """
-    if isinstance(formula, (Interval, Union)):
-        return formula
     parts = formula.args if isinstance(formula, (And, FiniteSet)) else (formula,)
     if not parts or not all(isinstance(part, _INEQUALITIES) for part in parts):
-        return None
+        return formula
     if len(formula.free_symbols) > 1:
-        return {part.canonical for part in parts}
+        return FiniteSet(*[part.canonical for part in parts])
     sets = [part.as_set() for part in parts]
     overlap = Intersection(*sets)
     # The parser reads "or" and "and" alike.
@@ -208,8 +197,6 @@ def _is_plain(formula: Any) -> bool:
         return _is_named(formula) and _is_plain(formula.rhs)
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
         return all(map(_is_plain, formula.args))
-    if isinstance(formula, (And, *_INEQUALITIES)):
-        return all(part.is_Symbol or _is_plain(part) for part in formula.args)
     # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
     factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
     kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
