@@ -16,6 +16,7 @@ _SIGNS = str.maketrans({
 _FONT = (
     r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|ensuremath|bold(?:symbol)?)"
 )
+_CHOICES = r"[(A-Z)]{1,3}(?:(?:,| and) ?[(A-Z)]{1,3})+"
 _PRICE = r"\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
@@ -31,7 +32,7 @@ _SPELLINGS = [
     (rf"^({_FONT}\{{)?[A-Za-z ]{{1,40}}(?::|\bis\b)(?=\s?\}}?\s?[\d\\(-])", r"\1"),
     # Values, and letters of choices, that are written as texts.
     (
-        rf"{_FONT}\{{((?:[^{{}}A-Za-z\d]*\d[^{{}}]*)?|[(A-Z)]{{1,3}}(?:(?:,| and) ?[(A-Z)]{{1,3}})+)\}}",
+        rf"{_FONT}\{{((?:[^{{}}A-Za-z\d]*\d[^{{}}]*)?|{_CHOICES})\}}",
         r"\1",
     ),
     (r"^\(?([A-Z])[).:]\\?\s+[\d\\$-].*", r"\1"),  # (B) 12

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +23,6 @@ from sympy import (
     Eq,
     Integral,
     Intersection,
-    Interval,
     Limit,
     Number,
     Product,
@@ -83,7 +81,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     wanted, found = _read(truth), _read(answer)
     # The ground truth is an answer even where the question shows it.
     same = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
-    results = list(_results(found))
+    results = _results(found)
     evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
     if _is_plain(wanted):
         evaluated = evaluated and all(map(_is_plain, results))
@@ -123,14 +121,11 @@ def _agree(wanted: Any, found: Any) -> bool:
     if _is_named(wanted):
         return _agree(wanted.rhs, found)
     if wanted.has(Eq) and found.has(Eq):  # several
-        if isinstance(wanted, Eq) or isinstance(found, Eq):
+        if isinstance(found, Eq):
             return False
         pairs = ((a, b) for a in wanted.args for b in found.args)
         return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
-    point, ordered = _in_order(found), wanted
-    if isinstance(wanted, FiniteSet):
-        ordered, point = _in_order(wanted), found
-    return bool(verify([ordered], [point], timeout_seconds=None))
+    return bool(verify([_in_order(wanted)], [_in_order(found)], timeout_seconds=None))
 
 
 def _solved(formula: Any) -> Any:
@@ -141,9 +136,12 @@ def _solved(formula: Any) -> Any:
     parts = formula.args if isinstance(formula, (And, FiniteSet)) else (formula,)
     if not parts or not all(isinstance(part, _INEQUALITIES) for part in parts):
         return formula
-    if len(formula.free_symbols) > 1:
+    if len(formula.free_symbols) != 1:
         return FiniteSet(*[part.canonical for part in parts])
-    sets = [part.as_set() for part in parts]
+    try:
+        sets = [part.as_set() for part in parts]
+    except NotImplementedError:  # sin x < 1/2
+        return formula
     overlap = Intersection(*sets)
     # The parser reads "or" and "and" alike.
     return Union(*sets) if isinstance(formula, FiniteSet) and overlap.is_empty else overlap
@@ -175,15 +173,10 @@ def _in_order(formula: Any) -> Any:
     return sympy.Tuple(*[part.rhs for part in parts])
 
 
-def _results(formula: Any) -> Iterator[Any]:
-    """The right side of the last equals sign, or of that of each equation in a list."""
-    if isinstance(formula, Eq):
-        yield formula.rhs
-    elif isinstance(formula, Set) and any(isinstance(part, Eq) for part in formula.args):
-        for part in formula.args:
-            yield from _results(part)
-    else:
-        yield formula
+def _results(formula: Any) -> list[Any]:
+    """The right side of an equation, or of each in a list; of other formulas all."""
+    parts = formula.args if isinstance(formula, FiniteSet) else (formula,)
+    return [part.rhs if isinstance(part, Eq) else part for part in parts]
 
 
 def _operators(latex: str, formulas: list[Any]) -> set[Any]:
@@ -223,12 +216,7 @@ def _kind(factor: Any) -> str | None:
 
 def _apart(wanted: Any, found: Any) -> bool:
     """Find two small numbers to differ, in lists too: math-verify rounds to six places."""
-    wanted, found = _in_order(wanted), _in_order(found)
-    numbers, others = _numbers(wanted), _numbers(found)
-    if isinstance(wanted, FiniteSet) or isinstance(found, FiniteSet):
-        numbers.sort()
-        others.sort()
-    pairs = zip(numbers, others, strict=False)
+    pairs = zip(sorted(_numbers(wanted)), sorted(_numbers(found)), strict=False)
     return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
 
 
@@ -258,7 +246,7 @@ def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
 
 def _ends(latex: str, formula: Any) -> list[Any]:
     """The keys of a formula and of what stands right of its last equals sign."""
-    return [_key(latex, formula), _key(latex.rpartition("=")[2], next(_results(formula)))]
+    return [_key(latex, formula), _key(latex.rpartition("=")[2], _results(formula)[0])]
 
 
 @lru_cache(maxsize=64)
