@@ -27,15 +27,14 @@ OPEN, CLOSE = "<answer>", "</answer>"
 HASHES = "####"
 
 _PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
-# A digit of another script, which \d would match, is no digit here.
-_NUMBER = re.compile(r"([+\-−–]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
-# Bold type, code, a box, a font, dollars of LaTeX or of money, per cent: written around a number.
-_DRESSED = re.compile(
+# A number and what is written around it: bold type, code, a box, a font, dollars of LaTeX or of
+# money, per cent. A digit of another script, which \d would match, is no digit here.
+_NUMBER = re.compile(
     r"(?:[*_`]|\\(?:boxed|text(?:bf)?|math(?:rm|bf)) *\{|\\[(\[]|\\?[$€£¥]|\s)*"
-    r"([+\-−–]?) ?\\?[$€£¥]?([0-9.,]+(?:(?:\{,\}|\\,|,\\!)[0-9.,]+)*)"
+    r"([+\-−–]?) ?\\?[$€£¥]?(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?"
     r"(?:[*_`]|\}|\\[)\]]|\\?[$€£¥%]|\s)*[.;]?"
 )
-_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_FULL_WIDTH = str.maketrans("０１２３４５６７８９－．，％", "0123456789-.,%")
 
 Verdict = tuple[bool, bool, bool, ParseError]
 
@@ -138,9 +137,8 @@ def _read_number(text: str) -> str | None:
 
     It stays text: int() and Decimal() do not take a megabyte of digits.
     """
-    dressed = _DRESSED.fullmatch(text.translate(_FULL_WIDTH).strip())
-    number = "".join(dressed.groups()) if dressed else ""
-    match = _NUMBER.fullmatch(re.sub(r"\{,\}|\\,|,\\!", ",", number))
+    text = re.sub(r"\{,\}|\\,|,\\!", ",", text.translate(_FULL_WIDTH))
+    match = _NUMBER.fullmatch(text)
     if match is None:
         return None
     sign, whole, fraction = match.groups(default="")
