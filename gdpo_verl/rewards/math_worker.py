@@ -81,10 +81,10 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     wanted, found = _read(truth), _read(answer)
     # The ground truth is an answer even where the question shows it.
     same = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
-    results = _results(found)
-    evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
+    result = _values(found)
+    evaluated = _operators(answer.rpartition("=")[2], result) <= _operators(truth, wanted)
     if _is_plain(wanted):
-        evaluated = evaluated and all(map(_is_plain, results))
+        evaluated = evaluated and _is_plain(result)
     if evaluated and (same or not _is_copy(answer, found, question, scaled)):
         return True, ParseError.NONE
     return False, ParseError.NOT_EVALUATED
@@ -114,18 +114,18 @@ def _parsed(latex: str) -> Any:
 
 def _agree(wanted: Any, found: Any) -> bool:
     """Ask math-verify; equations, and what has a name, are compared part by part."""
-    if isinstance(wanted, Eq) and isinstance(found, Eq):
-        return _same_equation(wanted, found)
+    if isinstance(wanted, Eq):
+        if isinstance(found, Eq):
+            return _same_equation(wanted, found)
+        return _is_named(wanted) and _agree(wanted.rhs, found)
     if isinstance(wanted, Symbol) and isinstance(found, Symbol) and not found.name.isalpha():
         return bool(wanted == found)  # of A_1 math-verify lowers the A
-    if _is_named(wanted):
-        return _agree(wanted.rhs, found)
     if wanted.has(Eq) and found.has(Eq):  # several
         if isinstance(found, Eq):
             return False
         pairs = ((a, b) for a in wanted.args for b in found.args)
         return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
-    return bool(verify([_in_order(wanted)], [_in_order(found)], timeout_seconds=None))
+    return bool(verify([_values(wanted)], [_values(found)], timeout_seconds=None))
 
 
 def _solved(formula: Any) -> Any:
@@ -162,25 +162,24 @@ def _same_equation(wanted: Any, found: Any) -> bool:
     return bool(ratio.is_number and ratio.is_finite and ratio != 0 and not difference.is_number)
 
 
-def _in_order(formula: Any) -> Any:
-    """Values of several unknowns as a point, in the order of their names; else the formula."""
+def _values(formula: Any) -> Any:
+    """The right side of an equation; of several that give values, a point or a set of these.
+
+    A point has its values in the order of the names. Other formulas stay as they are.
+    """
+    if isinstance(formula, Eq):
+        return formula.rhs
     if not isinstance(formula, FiniteSet) or not all(map(_is_named, formula.args)):
         return formula
     parts = sorted(formula.args, key=lambda part: str(part.lhs))
     letters = {str(part.lhs).partition("_")[0] for part in parts}
-    if len(letters) < len(parts):  # x_1 and x_2 are solutions for one
-        return formula
-    return sympy.Tuple(*[part.rhs for part in parts])
+    # x_1 and x_2 are solutions for one unknown.
+    kind = sympy.Tuple if len(letters) == len(parts) else FiniteSet
+    return kind(*[part.rhs for part in parts])
 
 
-def _results(formula: Any) -> list[Any]:
-    """The right side of an equation, or of each in a list; of other formulas all."""
-    parts = formula.args if isinstance(formula, FiniteSet) else (formula,)
-    return [part.rhs if isinstance(part, Eq) else part for part in parts]
-
-
-def _operators(latex: str, formulas: list[Any]) -> set[Any]:
-    found = {type(part) for formula in formulas for part in formula.atoms(*_OPERATORS)}
+def _operators(latex: str, formula: Any) -> set[Any]:
+    found = {type(part) for part in formula.atoms(*_OPERATORS)}
     return found | {"binom" if name[-1] in "me" else "det" for name in _SPELT.findall(latex)}
 
 
@@ -191,8 +190,7 @@ def _is_plain(formula: Any) -> bool:
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
         return all(map(_is_plain, formula.args))
     # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
-    factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
-    kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
+    kinds = [_kind(factor) for factor in sympy.Mul.make_args(formula) if factor not in (1, -1)]
     return len(set(kinds)) == len(kinds) and None not in kinds
 
 
@@ -216,20 +214,20 @@ def _kind(factor: Any) -> str | None:
 
 def _apart(wanted: Any, found: Any) -> bool:
     """Find two small numbers to differ, in lists too: math-verify rounds to six places."""
-    pairs = zip(sorted(_numbers(wanted)), sorted(_numbers(found)), strict=False)
+    pairs = zip(_numbers(wanted), _numbers(found), strict=False)
     return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
 
 
 def _numbers(formula: Any) -> list[Any]:
-    """The real numbers that a formula holds."""
+    """The real numbers in a formula, or in a list of formulas, from the smallest on."""
     if _is_named(formula):
         return _numbers(formula.rhs)
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
-        return [number for part in formula.args for number in _numbers(part)]
-    if not isinstance(formula, sympy.Expr) or not formula.is_number or not formula.is_finite:
+        return sorted(number for part in formula.args for number in _numbers(part))
+    if not isinstance(formula, sympy.Expr) or not formula.is_number:
         return []
     value = formula.evalf()
-    return [value] if isinstance(value, Number) else []
+    return [value] if isinstance(value, Number) and value.is_finite else []
 
 
 def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
@@ -246,7 +244,7 @@ def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
 
 def _ends(latex: str, formula: Any) -> list[Any]:
     """The keys of a formula and of what stands right of its last equals sign."""
-    return [_key(latex, formula), _key(latex.rpartition("=")[2], _results(formula)[0])]
+    return [_key(latex, formula), _key(latex.rpartition("=")[2], _values(formula))]
 
 
 @lru_cache(maxsize=64)
