@@ -65,6 +65,18 @@ def test_a_command_says_what_to_install():
         assert re.fullmatch(sentence, line)
 
 
+def test_the_rewards_for_mathematics_name_their_extra():
+    process = run(
+        "import importlib.util\n"
+        "importlib.util.find_spec = lambda name: None if name == 'pint' else sys\n"
+        "import gdpo_verl.rewards.math_length\n"
+    )
+    assert process.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: gdpo_verl.rewards.math_length: expected the package pint, found "
+        "none. Install the extra `rewards`: pip install 'gdpo-verl[rewards]'"
+    )
+
+
 def test_doctor_does_not_ask_for_verl_beside_trl():
     # A TRL of which the trainer finds nothing, and verl gone.
     process = run(
