@@ -185,12 +185,12 @@ def differ(wanted: str, answer: str) -> bool:
     items, others = (sorted(re.split(r",\s*", latex)) for latex in (wanted, answer))
     if len(set(items)) < len(items) and not re.search(r"[(\[{]", wanted):
         return items != others
-    points, others = _points(wanted), _points(answer)
-    if points and others:
+    points, found = _points(wanted), _points(answer)
+    if points and found:
         either_way = "angle" in wanted or len(points) == 2  # an angle, a segment
-        return points != others and not (either_way and points == others[::-1])
-    bases, others = _BASE.findall(wanted), _BASE.findall(answer)
-    return bool(bases and others) and bases != others
+        return found != points and not (either_way and found == points[::-1])
+    bases, found_bases = _BASE.findall(wanted), _BASE.findall(answer)
+    return bool(bases and found_bases) and bases != found_bases
 
 
 def _points(latex: str) -> str:

@@ -42,7 +42,6 @@ from gdpo_verl.rewards.parse_error import ParseError
 # Units are not dropped (`math_form` reads them), and a capital is another letter.
 _AS_WRITTEN = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _OWN_CASE = ConversionConfig(lowercase_symbols=False)
-_ARGUMENTS = re.compile(r"\([^()]*\)")
 _INEQUALITIES = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
@@ -104,7 +103,7 @@ def _parsed(latex: str) -> Any:
     try:
         formula = sympy.sympify(latex2sympy(latex, None, True, in_degrees, None, _OWN_CASE))
     except Exception:  # of any kind: the parser has none of its own
-        one = "=" in latex and not re.search("[,;]", _ARGUMENTS.sub("", latex))
+        one = "=" in latex and not re.search("[,;]", latex)
         return _parsed(latex.rpartition("=")[2]) if one else None  # of \det(A) = 3 the 3
     if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
         parts = formula._unsorted_args
