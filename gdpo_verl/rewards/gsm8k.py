@@ -27,14 +27,14 @@ OPEN, CLOSE = "<answer>", "</answer>"
 HASHES = "####"
 
 _PUBLISHED_FORMAT = re.compile(r"<think>.*?</think>\n<answer>.*?</answer>$", re.DOTALL)
-# A digit of another script, which \d would match, is no digit here.
-_NUMBER = re.compile(r"([+\-−–]?)(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?")
-# Bold type, a box, a font, dollars of LaTeX or of money, per cent: what is written around a number.
-_DRESSED = re.compile(
-    r"(?:\*\*|\\(?:boxed|text(?:bf)?|math(?:rm|bf)) *\{|\\[(\[]|\\?[$€£¥]|\s)*"
-    r"([+\-−–]?)\\?[$€£¥]?([0-9.,]+(?:\{,\}[0-9.,]+)*)"
-    r"(?:\*\*|\}|\\[)\]]|\\?[$€£¥%]|\s)*\.?"
+# A number and what is written around it: bold type, code, a box, a font, dollars of LaTeX or of
+# money, per cent. A digit of another script, which \d would match, is no digit here.
+_NUMBER = re.compile(
+    r"(?:[*_`]|\\(?:boxed|text(?:bf)?|math(?:rm|bf)) *\{|\\[(\[]|\\?[$€£¥]|\s)*"
+    r"([+\-−–]?) ?\\?[$€£¥]?(?=\.?[0-9])([0-9]*|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.([0-9]*))?"
+    r"(?:[*_`]|\}|\\[)\]]|\\?[$€£¥%]|\s)*[.;]?"
 )
+_FULL_WIDTH = str.maketrans("０１２３４５６７８９－．，％", "0123456789-.,%")
 
 Verdict = tuple[bool, bool, bool, ParseError]
 
@@ -137,8 +137,8 @@ def _read_number(text: str) -> str | None:
 
     It stays text: int() and Decimal() do not take a megabyte of digits.
     """
-    dressed = _DRESSED.fullmatch(text.strip())
-    match = _NUMBER.fullmatch("".join(dressed.groups()).replace("{,}", ",")) if dressed else None
+    text = re.sub(r"\{,\}|\\,|,\\!", ",", text.translate(_FULL_WIDTH))
+    match = _NUMBER.fullmatch(text)
     if match is None:
         return None
     sign, whole, fraction = match.groups(default="")

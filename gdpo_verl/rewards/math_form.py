@@ -1,183 +1,246 @@
-"""A formula's spelling: what math-verify does not read is written so that it does."""
+"""The spelling of a formula: what math-verify does not read is written so that it does."""
 
 from __future__ import annotations
 
 import re
-from itertools import accumulate
+import unicodedata
+from fractions import Fraction
+
+from gdpo_verl.rewards.math_units import read_unit
 
 _SIGNS = str.maketrans({
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ",
-    "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "°": r"^\circ ", "²": "^2", "³": "^3", "~": " ",
-    "∠": r"\angle ", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34", "⁴": "^4", "€": "", "£": "",
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "∞": r"\infty ", "∪": r"\cup ",
+    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "∠": r"\angle ", "~": " ", "’": "'",
+    "′": "'", "£": "",
 })  # fmt: skip
-_END = r"\\?[.,]$"
+_FONT = (
+    r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|ensuremath|bold(?:symbol)?)"
+)
+_CHOICES = r"[(A-Z)]{1,3}(?:(?:,| and) ?[(A-Z)]{1,3})+"
+_PRICE = r"\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"
 # Each with what it becomes; none may take longer than linear time on an adversary's text.
 _SPELLINGS = [
-    (r"^\\approx(?![a-z])", ""),
-    (r"\\?%", ""),  # 50% is 50
-    (_END, ""),
-    (r"(?<=\d)(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))", ""),  # between thousands
-    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
-    (r"\\(?:text|math|bold)(?:rm|bf|it|sf|symbol)?\{\s*([+-]?\d[\d.,]{0,99})\s*\}", r"\1"),
-    # A vector, or a letter in roman type that is none of a word.
-    (r"\\(?:mathbf|mathit|boldsymbol)\{([A-Za-z])\}", r" \1"),
-    (r"\\(?:mathrm|text)\{([deijkxyz])\}", r" \1"),
-    # Numbers in words, dollars, and units without \text.
-    (r"(?<=\d)(\\text\{ ?| )dozen(?![a-z])", r"\\times 12\1"),
-    (r"(?<=\d)(\\text\{ ?| )thousand(?![a-z])", r"\\times 10^{3}\1"),
-    (r"(?<=\d)(\\text\{ ?| )million(?![a-z])", r"\\times 10^{6}\1"),
-    (r"(?<=\d)(\\text\{ ?| )billion(?![a-z])", r"\\times 10^{9}\1"),
-    (r"\\\$\s{0,9}(\d(?:[\d.,]{0,99}\d)?)", r"\1\\text{dollars}"),
+    (r"\\?[.,;]$", ""),
+    (r"^\{([^{}\\]*)\}\W?$", r"\1"),
+    # What is written around a value.
     (
-        r"(?<=\d)(\s?(?:[cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)|\s[a-z]{4,20}(?:\s[a-z]{2,20}){0,9})"
-        r"(?=\s{0,9}(?:$|[,;^]|\s\d))",
-        r"\\text{\1}",
+        r"\\(?:[lL]arge|huge|normalsize|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline"
+        r"|(?:text)?color\s?\{\w{1,20}\})(?![A-Za-z])",
+        "",
     ),
-    (r"√\s*(\d{1,99}|[a-z])", r"\\sqrt{\1}"),
-    (r"√\s*(?=\{|\()", r"\\sqrt"),
+    (r"^[*_`]{1,2}([^*_`]*)[*_`]{1,2}$", r"\1"),
+    (rf"^({_FONT}\{{)?[A-Za-z ]{{1,40}}(?::|\bis\b)(?=\s?\}}?\s?[\d\\(-])", r"\1"),
+    # Values, and letters of choices, that are written as texts.
+    (
+        rf"{_FONT}\{{((?:[^{{}}A-Za-z\d]*\d[^{{}}]*)?|{_CHOICES})\}}",
+        r"\1",
+    ),
+    (r"^\(?([A-Z])[).:]\\?\s+[\d\\$-].*", r"\1"),  # (B) 12
+    (r"\\?%|\b(?:percent|per cent)\b", ""),  # 50% is 50
+    # Between thousands.
+    (r"(?<=\d)(?:(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))|,(?=\d{3}\}))", ""),
+    (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+    (r"\\(?:mathrm|text)\{([deijkxyz])\}", r" \1"),
+    # Names: derivatives, what is transposed, and letters with primes.
+    (
+        r"\\[dt]?frac\s?\{\s?(?:d|\\partial)(?:\^\{?(\d)\}?)?\s?(\\[a-z]{2,9}|[A-Za-z])\s?\}"
+        r"\s?\{\s?(?:d|\\partial)\s?([A-Za-z])(?:\^\{?\d\}?)?\s?\}",
+        r" \2_{d\1\3}",
+    ),
+    (r"(?<![A-Za-z\\])d([A-Za-z])/d([A-Za-z])(?![A-Za-z])", r" \1_{d\2}"),
+    (r"(?<=[A-Z])\^\s*(?:T|\\top|\{\s*(?:T|\\top)\s*\})(?![A-Za-z])", "_{T}"),
+    (r"\\prime(?![a-z])\s?", "'"),
+    (r"\^\s?(?:\{('+)\}|('))", r"\1\2"),
+    (r"E(?=')", r" \\mathrm{E}"),  # no index of E is read
+    # {x : x > 2}, and 2 = k.
+    (r"^\\\{\s*[a-z](?:\s*\\in[^:|]*)?\s*(?::|\\mid|\|)(.*)\\\}$", r"\1"),
+    (r"^(?![A-Za-z]\s*=)([^=<>&]*[^=<>&\s\\])\s*=\s*([A-Za-z])$", r"\2=\1"),
+    (r"^([A-Za-z]\s*=)\s*\\pm([^,;=]*)$", r"\1\2, \1-\2"),
+    (r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)", ":"),
+    (r"(?<=\d):(?=\d\d\s?(?:\\text\{\s?)?[AaPp]\.?[Mm])", "."),  # 3:30 p.m. is no ratio
+    # Money, and units without \text.
+    (rf"\\\${_PRICE}", r"\1\\text{dollars}"),
+    (rf"€{_PRICE}", r"\1\\text{euros}"),
+    (r"(?<=\d)([cmk]m|[mk]g|m[lL]|ft|hrs?|yd|mi|lbs?|mph)(?=\s?(?:$|[,;^]|\s\d))", r"\\text{\1}"),
+    (r"√\s*(?:(\d{1,99}|[a-z])|\(([^()]*)\))", r"\\sqrt{\1\2}"),
+    (r"√\s*", r"\\sqrt"),
+    (r"(\d{1,3})⁄(\d{1,3})", r"\\frac{\1}{\2}"),
     (r"(?<![\d.])(\d{1,9})(?:\s|\\[ ,;:])+(\d{1,9})/(\d{1,9})(?!\d)", r"\1\\frac{\2}{\3}"),
     # Not 2e-1, which is a number times Euler's less one.
-    (r"((?<!\d)1|\.\d{1,99})[eE]([+-]?\d{1,3})(?![\w^])", r"\1\\times 10^{\2}"),
+    (r"((?<!\d)1|\.\d{1,99}|\d(?=[eE]\d))[eE]([+-]?\d{1,3})(?![\w^])", r"\1\\times 10^{\2}"),
     # It would read 2(3) as 2 3/1.
     (r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))", r"\\cdot "),
 ]
-# What is written for a unit; its first name stands for all.
-_NAMES = """
-    mm millimeter millimetre
-    cm centimeter centimetre
-    m meter metre
-    km kilometer kilometre
-    in inch inche
-    ft foot feet
-    yd yard
-    mi mile
-    mg milligram
-    g gram
-    kg kilogram
-    oz ounce
-    lb pound
-    s sec second
-    min minute
-    h hr hour
-    gal gallon
-    ml milliliter millilitre
-    l liter litre
-    day
-    week
-    month
-    year yr
-    dollar
-    cent
-    degree deg
-    radian rad
-    am a.m
-    pm p.m
-    per /
-    square sq ^2
-    cubic cu ^3
-"""
-_UNITS = {name: names.split()[0] for names in _NAMES.splitlines() for name in names.split()}
+_PRIMES = re.compile(r"(?<=[A-Za-z}])(?:_\{?(\w{1,9})\}?)?('+)(?![a-z])")
+# Words and symbols of two letters or more behind a number, to the end of the formula or an item.
+_BARE = re.compile(
+    r"(?<=\d)(?:\s|\\[ ,;:])((?!(?:d[A-Za-z]|ab|cd)\b)[A-Za-z]\.?[A-Za-z]+(?:\^\{?-?\d\}?)?"
+    r"(?:(?:\s?/\s?|\.?\s|\.)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
+)
+# In an answer to which no letter belongs.
+_LETTER = re.compile(
+    r"(?<=\d)(?:\s|\\[ ,;:])?"
+    r"([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$"
+)
+_CONTENT = r"(?:[^{}\d^]|\^\\circ|\^\s?\{?-?\d\}?)*"
 # Without a number in it, which may be another answer.
-_TEXT = r"\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{(?:[^{}\d]|\^\d)*\}(?:\s*\^\s*\{?-?\d\}?)?"
+_TEXT = (
+    rf"(?:\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{{{_CONTENT}\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
+    r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:[CF](?![a-z]))?)"
+)
 # What the words stand behind, the words, and the digit behind them.
 _WORDS = re.compile(
     r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})?"
     rf"({_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
     r"(?:\s*\\times(?=\s*\d)(?!\s*10\^))?)(?!\s*[=<>^_*/&|+(-])(?=\s{0,20}(\d?))"
 )
-_WORD = re.compile(r"[a-z.]+|/|\^[23]")
-_UNIT = re.compile(r"\\text\{unit [^}]*\}")
-_MARK = re.compile(r"\\.|.", re.DOTALL)
+OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_UNIT = re.compile(r"\\text\{unit ([^}]*)\}((?:,\\ )?)")
 _REPEATING = re.compile(
     r"(\d{0,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,20})\s*\}|(\d))"
 )
 _BASE = re.compile(r"\d\s*_\s*(?:\{\s*)?(\d+)")
-_LETTERS = re.compile(r"(\\angle)?([A-Z]{2,})")
+_POINTS = re.compile(r"(?:\\angle)?([A-Z]{2,})")
 _LIST = re.compile(r"\d\s*,(?:[\s~]|\\[ ,;:])+-?\d")
 
 
 def tidied(latex: str) -> str:
     """The formula in the spelling that math-verify reads; the same for most.
 
-    Without braces around it, percent signs, the point or comma at its end, and the spaces between
-    thousands; repeating decimals as fractions, LaTeX for Unicode's signs, one empty set. What
-    stands behind a number in words is a factor, `\\text{unit …}`, the same in any spelling.
+    Without braces and fonts around it, percent signs, the point or comma at its end, and the
+    spaces between thousands; repeating decimals as fractions, LaTeX for Unicode's signs, names
+    for derivatives and primes. What stands behind a number in words is `\\text{unit …}`.
 
     >>> tidied(r"50\\%."), tidied(r"-0.1\\overline{6}"), tidied(r"2\\text{ hours }3\\mathrm{~min}")
-    ('50', '-\\\\frac{15}{90}', '2\\\\text{unit h}, 3\\\\text{unit min}')
+    ('50', '-\\\\frac{15}{90}', '2\\\\text{unit hours},\\\\ 3\\\\text{unit min}')
     """
-    latex = re.sub(_END, "", latex.translate(_SIGNS).strip()).strip()
-    if latex.startswith("{") and latex.endswith("}") and "choose" not in latex:
-        depths = accumulate({"{": 1, "}": -1}.get(mark, 0) for mark in _MARK.findall(latex))
-        if 0 not in list(depths)[:-1]:
-            latex = latex[1:-1].strip()
+    latex = _in_ascii(latex)
     for spelling, usual in _SPELLINGS:
-        latex = re.sub(spelling, usual, latex)
-    return _WORDS.sub(_as_unit, _REPEATING.sub(_as_fraction, latex))
+        latex = re.sub(spelling, usual, latex.strip())
+    if _LIST.search(latex):  # its commas have a space behind them, those of thousands none
+        latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    latex = _PRIMES.sub(_as_index, latex)
+    latex = _REPEATING.sub(_as_fraction, _BARE.sub(_as_text, latex))
+    # The parser knows degrees where they are an angle's.
+    return latex if OF_ANGLES.search(latex) else _WORDS.sub(_as_unit, latex)
 
 
-def without_unit(wanted: str, answer: str) -> tuple[str, str]:
-    """Both without their unit, where it is one that they share or that one leaves out.
+def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
+    """Both formulas with numbers for their units and number words, and both without either.
 
-    >>> cm, m = r"5\\text{unit cm}", r"5\\text{unit m}"
-    >>> without_unit(cm, "6"), without_unit(cm, m) == (cm, m)
-    (('5', '6'), True)
+    A unit that one side leaves out, or that both share, is no number; of other units that
+    measure the same, each is a number of base units. All others stay as letters.
+
+    >>> without_units(r"5\\text{unit cm}", "6")
+    [('5', '6'), ('5', '6')]
+    >>> without_units(r"5\\text{unit cm}", r"50\\text{unit mm}")[0]
+    ('5\\\\cdot (1/100)', '50\\\\cdot (1/1000)')
     """
-    units = {*_UNIT.findall(wanted), *_UNIT.findall(answer)}
-    if len(units) > 1:  # they are factors, and have to be the same
-        return wanted, answer
-    return _UNIT.sub("", wanted), _UNIT.sub("", answer)
+    units = [read_unit(text) for text, _ in _UNIT.findall(wanted + answer)]
+    units = [unit for unit in units if unit.base or unit.words]
+    comparable = all(unit.agrees(units[0]) for unit in units)
+    convert = comparable and len({unit.scale for unit in units}) > 1
+
+    def as_factor(match: re.Match[str]) -> str:
+        unit = read_unit(match[1])
+        factor = unit.number * (unit.scale if convert else Fraction(1))
+        latex = "" if factor == 1 else rf"\cdot ({factor})"
+        if unit in units and not comparable:
+            latex += rf"\text{{unit{'i' * units.index(unit)}}}"
+        if convert and match[2]:  # 2 hours 30 minutes
+            return f"{latex}+"
+        return latex + match[2]
+
+    return [
+        (_UNIT.sub(as_factor, wanted), _UNIT.sub(as_factor, answer)),
+        (_UNIT.sub(r"\2", wanted), _UNIT.sub(r"\2", answer)),
+    ]
 
 
-def as_list(wanted: str, answer: str) -> str:
+def as_asked(wanted: str, answer: str) -> str:
     """The answer as the ground truth has to read it.
 
-    >>> as_list("5, 6", "5,125"), as_list("x+C", "x+c"), as_list("5", "5 m")
-    ('5, 125', 'x+C', '5')
+    >>> as_asked("5, 6", "5,125"), as_asked("x+C", "x+c"), as_asked("5", "5 m")
+    ('5, 125', 'x+C', '5\\\\text{m}')
+    >>> as_asked("2A_{16}", "2a_{16}")
+    '2A_{16}'
     """
-    if _LIST.search(wanted):  # otherwise a comma is one between thousands
+    if _LIST.search(wanted) and not _LIST.search(answer):  # else a comma is between thousands
         answer = re.sub(r"(?<=\d),(?=\d)", ", ", answer)
     if wanted.endswith("C"):  # the constant of an integral
         answer = re.sub(r"\+\s?c$", "+C", answer)
-    if not re.search("[A-Za-z]", wanted):  # where a letter can be a unit only
-        answer = re.sub(r"(?<=\d)\s?[ghlms]$", "", answer)
+    if re.fullmatch(r"[0-9A-F]+_\{?1[1-6]\}?", wanted):
+        answer = answer.upper()
+    if not re.search("[A-Za-z]", re.sub(rf"{_TEXT}|\\[A-Za-z]+", "", wanted)):
+        answer = _LETTER.sub(r"\\text{\1}", answer)
     return answer
 
 
 def differ(wanted: str, answer: str) -> bool:
-    """Find what math-verify does not see: the base of a number, the order of points and letters.
+    """Find what math-verify does not see: a base, an item twice, the order of points and letters.
 
     >>> differ("4210_5", "4210_{6}"), differ("CAB", "ABC"), differ(r"\\angle ABC", r"\\angle CBA")
     (True, True, False)
     """
-    a, b = _points(wanted), _points(answer)
-    if not a or not b:
-        bases, others = _BASE.findall(wanted), _BASE.findall(answer)
-        return bool(bases and others) and bases != others
-    if a[1] or len(a[2]) == 2:  # an angle, a segment: read either way
-        return b[2] not in (a[2], a[2][::-1])
-    return b[2] != a[2]
+    items, others = (sorted(re.split(r",\s*", latex)) for latex in (wanted, answer))
+    if len(set(items)) < len(items) and not re.search(r"[(\[{]", wanted):
+        return items != others
+    points, found = _points(wanted), _points(answer)
+    if points and found:
+        either_way = "angle" in wanted or len(points) == 2  # an angle, a segment
+        return found != points and not (either_way and found == points[::-1])
+    bases, found_bases = _BASE.findall(wanted), _BASE.findall(answer)
+    return bool(bases and found_bases) and bases != found_bases
 
 
-def _points(latex: str) -> re.Match[str] | None:
-    return _LETTERS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
+def _points(latex: str) -> str:
+    points = _POINTS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
+    return points[1] if points else ""
 
 
-def _as_unit(words: re.Match[str]) -> str:
-    """Words behind a number as one factor: `\\text{unit cm}`; other words as they are."""
-    before, text, follows = words.groups()
-    plain = re.sub(r"\\[A-Za-z]+", " ", text).lower().replace("{", "").replace("mph", "mi/h")
-    names = {word.strip(".").removesuffix("s") or "s" for word in _WORD.findall(plain)}
-    units = {_UNITS[name] for name in names if name in _UNITS} or names - {"and", "or"}
-    if not units or before is None:
-        return words[0]
-    unit = rf"{before}\text{{unit {' '.join(sorted(units))}}}"
-    return f"{unit}, " if follows else unit  # 2 hours 30 minutes are a list
+def _in_ascii(latex: str) -> str:
+    """Full-width characters, mathematical letters, superscripts and fractions as LaTeX has them."""
+    latex = re.sub("[\u2070-\u207f²³¹]+", r"^{\g<0>}", latex)
+    latex = re.sub("[\u2080-\u208e]+", r"_{\g<0>}", latex)
+    latex = re.sub("[¼-¾⅐-⅞]", r" \g<0>", latex)  # 2½
+    return unicodedata.normalize("NFKC", latex.translate(_SIGNS)).translate(_SIGNS)
+
+
+def _as_index(match: re.Match[str]) -> str:
+    """The primes of a letter, which the parser would drop, in its index."""
+    index, primes = match.groups(default="")
+    return f"_{{{index}{'p' * len(primes)}}}"
+
+
+def _as_text(match: re.Match[str]) -> str:
+    """Symbols of units, or words, as a text; letters that may be unknowns as they are."""
+    unit = read_unit(_plain(match[1]))
+    known = unit.base and not unit.words
+    first = re.split(r"\W", match[1])[0]
+    return rf"\text{{ {match[1]}}}" if known or len(first) > 3 else match[0]
+
+
+def _as_unit(match: re.Match[str]) -> str:
+    """Words behind a number as one text, `\\text{unit …}`, in pint's notation."""
+    before, text, follows = match.groups()
+    unit = _plain(text)
+    if before is None or not unit:
+        return match[0]
+    return rf"{before}\text{{unit {unit}}}" + (r",\ " if follows else "")
+
+
+def _plain(text: str) -> str:
+    """A unit's LaTeX without fonts, braces and points: m s^-2, sq ft, am, N m."""
+    text = re.sub(r"\^\s*\{?\s*\\circ", " degree ", text)
+    text = re.sub(r"\\[A-Za-z]+|\\.|[{}~,;]|(?<!\^)(?<!\^\{)-", " ", text)
+    text = text.replace(".", "").replace("cu ", "cubic ")
+    text = re.sub(r"\s*\^\s*", "^", text)
+    return re.sub(r"\b(?:and|or)$", "", " ".join(text.split()))
 
 
 def _as_fraction(match: re.Match[str]) -> str:
-    whole, fixed, *periods = match.groups()
-    period = periods[0] or periods[1]
+    whole, fixed, braced, digit = match.groups(default="")
+    period = braced or digit
     nines, zeros = 10 ** len(period) - 1, 10 ** len(fixed)
     top = int(whole + fixed + period) - int(whole + fixed or "0")
     return rf"\frac{{{top}}}{{{nines * zeros}}}"

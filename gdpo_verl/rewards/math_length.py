@@ -11,6 +11,7 @@ worker processes with a deadline.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from typing import Any
 
@@ -22,6 +23,14 @@ from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with
 from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
+
+# The worker imports them. Who loads this module learns before the first rollout what is missing.
+for _package in ("math_verify", "pint"):
+    if importlib.util.find_spec(_package) is None:
+        raise ModuleNotFoundError(
+            f"gdpo_verl.rewards.math_length: expected the package {_package}, found none. "
+            "Install the extra `rewards`: pip install 'gdpo-verl[rewards]'"
+        )
 
 LIMIT = 4000  # the paper's, in tokens
 DEADLINE = 5.0  # seconds for one answer; common ones take milliseconds

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +22,7 @@ from sympy import (
     Derivative,
     Eq,
     Integral,
+    Intersection,
     Limit,
     Number,
     Product,
@@ -30,20 +30,19 @@ from sympy import (
     Set,
     Sum,
     Symbol,
+    Union,
     binomial,
 )
 from sympy.core.function import AppliedUndef
 
 from gdpo_verl.rewards.deadline import serve
-from gdpo_verl.rewards.math_form import as_list, differ, tidied, without_unit
+from gdpo_verl.rewards.math_form import OF_ANGLES, as_asked, differ, tidied, without_units
 from gdpo_verl.rewards.parse_error import ParseError
 
-# Units are not dropped (`math_form` makes them factors), and a capital is another letter.
+# Units are not dropped (`math_form` reads them), and a capital is another letter.
 _AS_WRITTEN = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 _OWN_CASE = ConversionConfig(lowercase_symbols=False)
-_OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_ARGUMENTS = re.compile(r"\([^()]*\)")
-_NEVER = Eq(1, 0, evaluate=False)
+_INEQUALITIES = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 _OPERATORS = (Integral, Sum, Product, Limit, Derivative, binomial)
 # Evaluated by the parser itself.
 _SPELT = re.compile(r"\\(?:det|[dt]?binom|choose)(?![a-z])|\{[vV]matrix\}")
@@ -62,8 +61,8 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
         known, None for equality alone.
     """
     truth, answer, question = asked
-    answer = tidied(as_list(truth, answer))
-    truth, answer = without_unit(tidied(truth), answer)
+    answer = tidied(as_asked(truth, answer))
+    (truth, answer), written = without_units(tidied(truth), answer)
     wanted = _read(truth)
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
@@ -76,13 +75,16 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     # Equal for math-verify, which multiplies letters and rounds to six places.
     if differ(truth, answer) or _apart(wanted, found):
         return False, ParseError.NONE
+    scaled = answer != written[1]  # 0.5 km of the question for 500 m
+    truth, answer = written
+    wanted, found = _read(truth), _read(answer)
     # The ground truth is an answer even where the question shows it.
-    as_asked = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
-    results = list(_results(found))
-    evaluated = _operators(answer.rpartition("=")[2], results) <= _operators(truth, [wanted])
+    same = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
+    result = _values(found)
+    evaluated = _operators(answer.rpartition("=")[2], result) <= _operators(truth, wanted)
     if _is_plain(wanted):
-        evaluated = evaluated and all(map(_is_plain, results))
-    if evaluated and (as_asked or not _is_copy(answer, found, question)):
+        evaluated = evaluated and _is_plain(result)
+    if evaluated and (same or not _is_copy(answer, found, question, scaled)):
         return True, ParseError.NONE
     return False, ParseError.NOT_EVALUATED
 
@@ -97,33 +99,51 @@ def _read(latex: str) -> Any:
 
 @lru_cache(maxsize=128)
 def _parsed(latex: str) -> Any:
-    in_degrees = _OF_ANGLES.search(latex) is not None
+    in_degrees = OF_ANGLES.search(latex) is not None
     try:
         formula = sympy.sympify(latex2sympy(latex, None, True, in_degrees, None, _OWN_CASE))
     except Exception:  # of any kind: the parser has none of its own
-        one = "=" in latex and not re.search("[,;]", _ARGUMENTS.sub("", latex))
+        one = "=" in latex and not re.search("[,;]", latex)
         return _parsed(latex.rpartition("=")[2]) if one else None  # of \det(A) = 3 the 3
     if isinstance(formula, And) and all(isinstance(part, Eq) for part in formula.args):
         parts = formula._unsorted_args
         return Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
-    return formula
+    return _solved(formula)
 
 
 def _agree(wanted: Any, found: Any) -> bool:
     """Ask math-verify; equations, and what has a name, are compared part by part."""
-    if isinstance(wanted, Eq) and isinstance(found, Eq):
-        return _same_equation(wanted, found)
+    if isinstance(wanted, Eq):
+        if isinstance(found, Eq):
+            return _same_equation(wanted, found)
+        return _is_named(wanted) and _agree(wanted.rhs, found)
     if isinstance(wanted, Symbol) and isinstance(found, Symbol) and not found.name.isalpha():
         return bool(wanted == found)  # of A_1 math-verify lowers the A
-    if _is_named(wanted):
-        return _agree(wanted.rhs, found)
     if wanted.has(Eq) and found.has(Eq):  # several
+        if isinstance(found, Eq):
+            return False
         pairs = ((a, b) for a in wanted.args for b in found.args)
         return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
-    point = _in_order(found)
-    if isinstance(wanted, FiniteSet):
-        wanted, point = _in_order(wanted), found
-    return bool(verify([wanted], [point], timeout_seconds=None))
+    return bool(verify([_values(wanted)], [_values(found)], timeout_seconds=None))
+
+
+def _solved(formula: Any) -> Any:
+    """Inequalities in one letter as the set of its values; other formulas as they are.
+
+    Of inequalities in several letters, each gets its smaller side first.
+    """
+    parts = formula.args if isinstance(formula, (And, FiniteSet)) else (formula,)
+    if not parts or not all(isinstance(part, _INEQUALITIES) for part in parts):
+        return formula
+    if len(formula.free_symbols) != 1:
+        return FiniteSet(*[part.canonical for part in parts])
+    try:
+        sets = [part.as_set() for part in parts]
+    except NotImplementedError:  # sin x < 1/2
+        return formula
+    overlap = Intersection(*sets)
+    # The parser reads "or" and "and" alike.
+    return Union(*sets) if isinstance(formula, FiniteSet) and overlap.is_empty else overlap
 
 
 def _same_equation(wanted: Any, found: Any) -> bool:
@@ -131,44 +151,34 @@ def _same_equation(wanted: Any, found: Any) -> bool:
     if any(_agree(wanted.lhs, left) and _agree(wanted.rhs, right) for left, right in sides):
         # A statement such as 5^4 = 625 is made of its numbers.
         return _is_named(wanted) or wanted.atoms() == found.atoms()
-    if not verify([wanted], [found], timeout_seconds=None):
-        return False
-    if not verify([wanted], [_NEVER], timeout_seconds=None):
-        return True
-    # Without a real solution, math-verify finds all equations equal.
-    if not wanted.free_symbols:
-        return False
+    # Math-verify finds all equations without a real solution equal.
     try:
-        ratio = sympy.simplify((wanted.lhs - wanted.rhs) / (found.lhs - found.rhs))
+        difference = sympy.simplify(wanted.lhs - wanted.rhs)
+        ratio = sympy.simplify(difference / (found.lhs - found.rhs))
     except Exception:  # of sympy's own, for sets and matrices
         return False
-    return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+    # Of 0 = 1 any other is a multiple.
+    return bool(ratio.is_number and ratio.is_finite and ratio != 0 and not difference.is_number)
 
 
-def _in_order(formula: Any) -> Any:
-    """Values of several unknowns as a point, in the order of their names; else the formula."""
+def _values(formula: Any) -> Any:
+    """The right side of an equation; of several that give values, a point or a set of these.
+
+    A point has its values in the order of the names. Other formulas stay as they are.
+    """
+    if isinstance(formula, Eq):
+        return formula.rhs
     if not isinstance(formula, FiniteSet) or not all(map(_is_named, formula.args)):
         return formula
     parts = sorted(formula.args, key=lambda part: str(part.lhs))
     letters = {str(part.lhs).partition("_")[0] for part in parts}
-    if len(letters) < len(parts):  # x_1 and x_2 are solutions for one
-        return formula
-    return sympy.Tuple(*[part.rhs for part in parts])
+    # x_1 and x_2 are solutions for one unknown.
+    kind = sympy.Tuple if len(letters) == len(parts) else FiniteSet
+    return kind(*[part.rhs for part in parts])
 
 
-def _results(formula: Any) -> Iterator[Any]:
-    """The right side of the last equals sign, or of that of each equation in a list."""
-    if isinstance(formula, Eq):
-        yield formula.rhs
-    elif isinstance(formula, Set) and any(isinstance(part, Eq) for part in formula.args):
-        for part in formula.args:
-            yield from _results(part)
-    else:
-        yield formula
-
-
-def _operators(latex: str, formulas: list[Any]) -> set[Any]:
-    found = {type(part) for formula in formulas for part in formula.atoms(*_OPERATORS)}
+def _operators(latex: str, formula: Any) -> set[Any]:
+    found = {type(part) for part in formula.atoms(*_OPERATORS)}
     return found | {"binom" if name[-1] in "me" else "det" for name in _SPELT.findall(latex)}
 
 
@@ -179,8 +189,7 @@ def _is_plain(formula: Any) -> bool:
     if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
         return all(map(_is_plain, formula.args))
     # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
-    factors = formula.args if isinstance(formula, sympy.Mul) else (formula,)
-    kinds = [_kind(factor) for factor in factors if factor not in (1, -1)]
+    kinds = [_kind(factor) for factor in sympy.Mul.make_args(formula) if factor not in (1, -1)]
     return len(set(kinds)) == len(kinds) and None not in kinds
 
 
@@ -189,7 +198,8 @@ def _is_named(formula: Any) -> bool:
     if not isinstance(formula, Eq):
         return False
     name = formula.lhs
-    return isinstance(name, AppliedUndef) or (name.is_Atom and not isinstance(name, Number))
+    named = isinstance(name, AppliedUndef) or (name.is_Atom and not isinstance(name, Number))
+    return named and not formula.rhs.has(name)
 
 
 def _kind(factor: Any) -> str | None:
@@ -202,28 +212,38 @@ def _kind(factor: Any) -> str | None:
 
 
 def _apart(wanted: Any, found: Any) -> bool:
-    """Find two small numbers to differ: math-verify rounds to six places."""
-    a, b = (f.rhs if _is_named(f) else f for f in (wanted, found))
-    if a == b or not all(isinstance(x, sympy.Expr) and x.is_number and x.is_finite for x in (a, b)):
-        return False
-    a, b = a.evalf(), b.evalf()
-    real = isinstance(a, Number) and isinstance(b, Number)
-    return real and bool(abs(a - b) > 1e-3 * max(abs(a), abs(b)))
+    """Find two small numbers to differ, in lists too: math-verify rounds to six places."""
+    pairs = zip(_numbers(wanted), _numbers(found), strict=False)
+    return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
 
 
-def _is_copy(answer: str, found: Any, question: str) -> bool:
+def _numbers(formula: Any) -> list[Any]:
+    """The real numbers in a formula, or in a list of formulas, from the smallest on."""
+    if _is_named(formula):
+        return _numbers(formula.rhs)
+    if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
+        return sorted(number for part in formula.args for number in _numbers(part))
+    if not isinstance(formula, sympy.Expr) or not formula.is_number:
+        return []
+    value = formula.evalf()
+    return [value] if isinstance(value, Number) and value.is_finite else []
+
+
+def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
     """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
     copies = [
         (digits, formula)
         for digits, formula in _ends(answer, found)
-        if formula.args or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
+        if formula.args
+        or scaled
+        or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
     ]
     return bool(copies) and any(key in copies for key in _formulas(question))
 
 
 def _ends(latex: str, formula: Any) -> list[Any]:
     """The keys of a formula and of what stands right of its last equals sign."""
-    return [_key(latex, formula), _key(latex.rpartition("=")[2], next(_results(formula)))]
+    return [_key(latex, formula), _key(latex.rpartition("=")[2], _values(formula))]
 
 
 @lru_cache(maxsize=64)
@@ -233,7 +253,7 @@ def _formulas(question: str) -> list[Any]:
     pieces = [piece for piece in pieces if len(piece) <= _LONGEST_OF_A_QUESTION]
     pieces += [side.strip() for piece in pieces for side in _RELATION.split(piece)]
     pieces = [tidied(piece) for piece in dict.fromkeys(pieces)][:_MOST_OF_A_QUESTION]
-    pieces = [without_unit(piece, "")[0] for piece in pieces]
+    pieces = [without_units(piece, "")[1][0] for piece in pieces]
     read = [(piece, _read(piece)) for piece in pieces]
     return [_key(piece, formula) for piece, formula in read if formula is not None]
 
@@ -247,5 +267,6 @@ def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    compare((r"\frac{1}{2}", "0.5", ""))  # imports and grammar, before the first deadline runs
+    # Imports, units and grammar, before the first deadline runs.
+    compare((r"\frac{1}{2}\text{ m}", "0.5", ""))
     serve(compare)

@@ -10,9 +10,9 @@ import sys
 WITHOUT_EXTRAS = """
 import sys
 MISSING = set(
-    "datasets httpx huggingface_hub hydra math_verify matplotlib omegaconf orjson pyarrow "
-    "pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers verl vllm "
-    "yaml".split()
+    "datasets httpx huggingface_hub hydra math_verify matplotlib omegaconf orjson pint "
+    "pyarrow pyseccomp ray tensorboard tensordict tokenizers tqdm transfer_queue transformers "
+    "verl vllm yaml".split()
 )
 class Missing:
     def find_spec(name, path=None, target=None):
@@ -63,6 +63,18 @@ def test_a_command_says_what_to_install():
             rf"gdpo-verl {name}: No module named '\w+'\. Run in .*: pip install '\.\[{extra}\]'"
         )
         assert re.fullmatch(sentence, line)
+
+
+def test_the_rewards_for_mathematics_name_their_extra():
+    process = run(
+        "import importlib.util\n"
+        "importlib.util.find_spec = lambda name: None if name == 'pint' else sys\n"
+        "import gdpo_verl.rewards.math_length\n"
+    )
+    assert process.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: gdpo_verl.rewards.math_length: expected the package pint, found "
+        "none. Install the extra `rewards`: pip install 'gdpo-verl[rewards]'"
+    )
 
 
 def test_doctor_does_not_ask_for_verl_beside_trl():

@@ -162,7 +162,7 @@ def test_the_time_is_linear_in_the_text(
         "9", "9,", "0.", " ", "9 ", "=", "=9", "{", "}", "(", r"\text{", "^ ", "_ ", r"\frac", ".",
         "a", r"0.3\bar ", "9_", r"\, ", "$", r"\\", "9/9", r"9\frac99", "x+", "{,}", "√ ", "A",
         r"\text{9", "9e9", "(9)", "10^{9", "9 cm", r"9\text{ cm}", r"\text{a}", "9 apples ", r"9\$",
-        r"=\text{a}=",
+        r"=\text{a}=", "'", "√(", "(A) ",
     ],
 )  # fmt: skip
 def test_the_form_of_the_longest_box_takes_no_time(unit):
@@ -171,8 +171,8 @@ def test_the_form_of_the_longest_box_takes_no_time(unit):
 
         def look(answer=answer):
             latex = math_form.tidied(answer)
-            math_form.without_unit(latex, latex)
-            math_form.as_list("5, 6", answer)
+            math_form.without_units(latex, latex)
+            math_form.as_asked("5, 6", answer)
             math_form.differ("1_2", answer)
             math_form.differ("CAB", answer)
 

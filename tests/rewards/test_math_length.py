@@ -64,6 +64,26 @@ def test_an_answer_that_hangs_gets_the_minimum_at_the_deadline(answer):
     assert verdict(boxed("3")) == (1.0, ParseError.NONE)
 
 
+UNITS = [
+    r"3\text{ m}^{999999}", r"3\text{ m^9^9^9}", r"3\text{ (m^9)^9}", r"3\text{ 10^{10^{10}} m}",
+    "3" + r"\text{ m}" * 1000, "3 " + "m/" * 4000, "3 m" + "^9" * 4000, r"3\text{" + "m s " * 2000,
+    "3" + "°" * 9000, "3" + "²" * 9000, r"3\text{" + "½" * 4000, "3" + "€1" * 4000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", UNITS, ids=lambda answer: answer[:12])
+def test_no_unit_hangs(answer):
+    assert verdict(boxed(answer), deadline=20.0)[1] is not ParseError.DEADLINE
+    assert verdict(boxed("3")) == (1.0, ParseError.NONE)
+
+
+def test_a_quantity_of_the_question_in_another_unit_is_no_answer():
+    question = {"response_length": 1, "question": "Convert $0.5$ km to metres."}
+    for answer, correct in ((r"0.5\text{ km}", 0), (r"500\text{ m}", 1), ("500", 1)):
+        score = compute_score("", boxed(answer), r"500\text{ m}", question)
+        assert score["correctness"] == correct, answer
+
+
 def test_a_box_beyond_any_formula_is_counted_and_not_cut_off():
     assert verdict(boxed("0" * 10_000 + "3")) == (0.0, ParseError.TOO_LONG)
     assert verdict(boxed(" " * 9_000 + "3")) == (1.0, ParseError.NONE)
