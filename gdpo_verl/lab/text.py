@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import unicodedata
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -77,11 +76,11 @@ def printable(text: str) -> str:
     >>> printable("é\x1b[31m")
     'é\\x1b[31m'
     """
-    kept = []
+    shown = []
     for character in text:
-        obeyed = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character != "\n"
-        kept.append(ascii(character)[1:-1] if obeyed else character)
-    return "".join(kept)
+        is_shown = character.isprintable() or character == "\n"
+        shown.append(character if is_shown else ascii(character)[1:-1])
+    return "".join(shown)
 
 
 def duration(seconds: float) -> str:

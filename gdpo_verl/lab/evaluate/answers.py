@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.config.components import RESERVED
+from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.run.composition import named
 from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
-from gdpo_verl.lab.rundir.trust import foreign_code, read_settings
+from gdpo_verl.lab.rundir.run import read_settings
+from gdpo_verl.lab.rundir.trust import foreign_code
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
@@ -175,7 +177,7 @@ def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | No
         return None
     declared: dict[str, float | None] = {}
     try:
-        if trust or not foreign_code(OmegaConf.masked_copy(config, "reward")):
+        if trust or not foreign_code({"reward": plain(config.reward)}):
             for each in declared_reward(config):
                 declared[each.name] = None if each.by_turn else each.high
     except (ValueError, ModuleNotFoundError):  # it was written elsewhere

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.evaluate.model import Model, check_tensors, find_model
 from gdpo_verl.lab.files import write_text
@@ -72,12 +73,14 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     model = find_model(request.model)
     recipe, config_dir = _configuration(request, model)
     overrides = [*_overrides(request, model), *_given_overrides(request)]
-    if request.recipe is None and not request.trust:
-        # Hydra itself would execute what stands in these sections.
-        _check_trust(OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"]), model)
+    check_run = request.recipe is None and not request.trust
+    if check_run:
+        # Hydra itself would execute these sections.
+        sections = OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"])
+        _check_trust(OmegaConf.to_container(sections), request, model)
     config, complete = launch.composed(recipe, out, overrides, config_dir)
-    if request.recipe is None and not request.trust:
-        _check_trust(_without(config, request.overrides), model)
+    if check_run:
+        _check_trust(plain(config), request, model)
     if model.checkpoint and not request.trust:
         check_tensors(model.checkpoint)
     for line in _loads(config, model):
@@ -160,25 +163,16 @@ def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path 
     return "config", model.run
 
 
-def _check_trust(config: DictConfig, model: Model) -> None:
+def _check_trust(config: Any, request: EvaluationRequest, model: Model) -> None:
     remedy = "add --trust; otherwise name a recipe with --recipe"
-    check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy)
-
-
-def _without(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """A configuration without the keys that were given on the command line."""
-    kept = config.copy()
-    for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        if OmegaConf.select(kept, key) is not None:
-            OmegaConf.update(kept, key, None)
-    return kept
+    own = {override.lstrip("+").partition("=")[0] for override in request.overrides}
+    check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy, allowed=own)
 
 
 def _loads(config: DictConfig, model: Model) -> Iterator[str]:
     """Name what is loaded: the weights, and the code that is not verl's own."""
     yield f"evaluate loads the weights in {model.checkpoint or model.folder}"
-    for key, text in named_code(config).items():
+    for key, text in named_code(plain(config)).items():
         if not text.startswith(("verl.", "torch.")):
             yield f"evaluate loads {key}: {text}"
 

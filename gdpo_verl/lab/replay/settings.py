@@ -17,7 +17,7 @@ from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.config.parsing import refuse_unused
 from gdpo_verl.config.wording import VERL
 from gdpo_verl.lab.replay.sources import Batch, Source
-from gdpo_verl.lab.rundir.trust import as_settings
+from gdpo_verl.lab.rundir.run import as_settings
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
 Overrides: TypeAlias = Sequence[tuple[str, Any]]

@@ -45,8 +45,8 @@ from gdpo_verl.lab.rundir.dumps import (
     step_of,
 )
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import read_run
-from gdpo_verl.lab.rundir.trust import check_no_foreign_code, read_settings
+from gdpo_verl.lab.rundir.run import read_run, read_settings
+from gdpo_verl.lab.rundir.trust import check_no_foreign_code
 from gdpo_verl.names import did_you_mean
 
 # Rows that are looked at to know the columns: a component may be unscored in the first of them.

@@ -72,27 +72,16 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
 
 
 def trainer_state(run: Path) -> Path | None:
-    """TRL's state in a run's directory or that of its last checkpoint, whichever is further.
+    """Return TRL's state with the largest step, of the run's directory or of a checkpoint.
 
-    The state of a checkpoint that was cut short is passed over where another is whole.
+    A copied run has new modification times, and the state of a checkpoint may be cut short.
     """
-    states = [*run.glob(STATE)]
-    if states and _step_of(states[0]) < 0:
-        return states[0]  # its reader says what is wrong with it
-    for state in sorted(run.glob(f"checkpoint-*/{STATE}"), key=_checkpoint_number, reverse=True):
-        states.append(state)
-        if _step_of(state) >= 0:
-            break
+    states = [*run.glob(STATE), *run.glob(f"checkpoint-*/{STATE}")]
     return max(states, key=_step_of, default=None)
 
 
-def _checkpoint_number(state: Path) -> int:
-    number = state.parent.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
-
-
 def _step_of(state: Path) -> int:
-    """The step of TRL's state, -1 where the file was cut short."""
+    """The step of TRL's state; -1 where the file cannot be read."""
     with contextlib.suppress(RunError):
         return int(load_state(state).get("global_step", 0))
     return -1
@@ -146,12 +135,7 @@ def tracker_files(path: Path) -> list[Path]:
         if file.is_file():
             with file.open("rb") as stream:
                 found += [file] if parse_metrics_line(stream.readline(1 << 20)) else []
-    # A copy has new times, so the last step comes first.
-    return sorted(found, key=lambda file: (_last_step(file), file.stat().st_mtime))
-
-
-def _last_step(file: Path) -> int:
-    return max((step for step, _ in _records(file, [])), default=0)
+    return sorted(found, key=lambda file: file.stat().st_mtime)
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
@@ -199,12 +183,6 @@ def _name_from_trl(key: str, data_set: str | None) -> str:
     return _OF_TRL.get(key, key)
 
 
-def _begun(events: Path) -> int:
-    """The second in which a file of TensorBoard's was begun, which its name says."""
-    match = re.search(r"tfevents\.(\d+)", events.name)
-    return int(match[1]) if match else 0
-
-
 def _read_events(
     run: Path, directories: list[Path], notes: list[str]
 ) -> tuple[dict[int, Metrics], str]:
@@ -215,7 +193,8 @@ def _read_events(
             f"{run}: expected {METRICS}, found TensorBoard's event files alone. To read them: "
             "pip install tensorboard"
         ) from None
-    newest = max(directories, key=lambda each: max(map(_begun, each.glob(EVENTS))))
+    # The name of an event file begins with the second in which it was begun.
+    newest = max(directories, key=lambda each: max(path.name for path in each.glob(EVENTS)))
     if len(directories) > 1:
         notes.append(
             f"Event files lie in {len(directories)} directories; read were those of the newest, "

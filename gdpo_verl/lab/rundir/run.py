@@ -41,7 +41,6 @@ from gdpo_verl.lab.rundir.metrics import (
     tracker_files,
     trainer_state,
 )
-from gdpo_verl.lab.rundir.trust import read_settings
 from gdpo_verl.names import MEAN, UNSCORED
 
 # The remedy for a lost config.yaml.
@@ -49,6 +48,8 @@ WRITE_ANEW = (
     f"Write {CONFIG} anew with the command of the last start and `--cfg job > FILE`, or choose "
     "another run directory."
 )
+# An interpolation that is no reference to a key, and the backslashes before it.
+_RESOLVER = re.compile(r"(\\*)\$\{(?![\w.]+\})")
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
 
 
@@ -224,6 +225,31 @@ def config_of(run: Path | None) -> DictConfig:
     raise RunError(
         f"{file}: expected the configuration of the run's last start, found {found}. {WRITE_ANEW}"
     )
+
+
+def read_settings(path: Path) -> DictConfig:
+    """Read a configuration in which references to other keys of the file are followed.
+
+    Every other interpolation is text: ``${oc.env:HOME}`` would show a variable of the reader's.
+    """
+    # By name, so that a configuration whose root is a list fails here.
+    return as_settings(OmegaConf.to_container(DictConfig(OmegaConf.load(path)), resolve=False))
+
+
+def as_settings(root: Any) -> DictConfig:
+    """Return a configuration whose interpolations are those that `read_settings` follows."""
+    return DictConfig(_without_resolvers(root))
+
+
+def _without_resolvers(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_resolvers(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_without_resolvers(value) for value in node]
+    if isinstance(node, str):
+        # OmegaConf reads an interpolation after a backslash as text.
+        return _RESOLVER.sub(r"\1\1\\${", node)
+    return node
 
 
 def read_launch(run: Path) -> dict[str, Any]:
