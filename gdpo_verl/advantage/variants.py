@@ -8,15 +8,15 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.decomposition import decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.names import did_you_mean
 
@@ -36,6 +36,8 @@ VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
     name: importlib.import_module(f"gdpo_verl.advantage.{name}").VARIANT for name in _FILES
 }
 PACKAGE = "pkg://"
+# Tensors of a decomposition that a variant reads.
+_READ = ("rewards", "weights", "token_counts", "normalized", "terms", "combined", "spread.std")
 ADDRESS = "pkg://module:function or FILE.py:function"
 
 
@@ -151,7 +153,9 @@ def validate_variant(
     groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
     found = decompose(rewards, groups, tokens, weights=weights, variant=variant, **settings)
-    before = {name: value.clone() for name, value in _given(found).items()}
+    untouched = decompose(
+        rewards.clone(), groups, tokens.clone(), weights=weights, variant=variant, **settings
+    )
     try:
         with random_state_kept():
             _ = found.advantage
@@ -160,16 +164,11 @@ def validate_variant(
             f"{where}: {variant.name!r} failed on a batch of {len(rewards)} responses with "
             f"{len(weights)} component(s): {type(error).__name__}: {error}"
         ) from error
-    for name, value in _given(found).items():
-        if not torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True):
+    for name in _READ:
+        after = attrgetter(name)(found)
+        before = attrgetter(name)(untouched)
+        if not torch.allclose(after, before, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"{where}: {variant.name!r} modifies {name} of the decomposition, which the "
-                f"metrics read, too. Let it work on a copy, {name}.clone()."
+                f"metrics read as well. Let it work on a copy, {name}.clone()."
             )
-
-
-def _given(decomposition: Decomposition) -> dict[str, Tensor]:
-    """The tensors that a variant reads, by name."""
-    names = ("rewards", "weights", "token_counts", "normalized", "terms", "scored", "combined")
-    found = {name: getattr(decomposition, name) for name in names}
-    return found | {f"spread.{name}": value for name, value in vars(decomposition.spread).items()}
