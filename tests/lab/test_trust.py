@@ -240,7 +240,7 @@ def test_a_dump_of_any_step_takes_no_memory(tmp_path):
     for step in (1, 2, 3_000_000_000):
         write_lines(tmp_path / f"{step}.jsonl", [line("q", right=1.0) | {"step": step}])
     (note,) = Source(tmp_path).notes
-    assert note.endswith("of steps 1 to 3000000000 are missing 3, 4, 5, 6, 7, 8, 9, 10, …")
+    assert note.endswith("steps are missing between 2 and 3000000000")
 
 
 def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):
