@@ -5,7 +5,6 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -17,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
-from trl.trainer.utils import is_async_callable
 
 from gdpo_verl.advantage import Decomposition
 from gdpo_verl.config import GdpoConfig, parsing
@@ -45,7 +42,7 @@ _TRL = Wording(
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
     _D("GRPOTrainer", reads="reward_func_names reward_weights scale_rewards "
-       "num_generations_eval process_slice reward_funcs log_completions"),
+       "num_generations_eval process_slice log_completions"),
     _D("GRPOTrainer._calculate_rewards", "self inputs prompts completions ..."),
     _D("GRPOTrainer._generate_and_score_completions", "self inputs",
        "_calculate_rewards num_generations completion_mask tool_mask advantages _metrics _logs"),
@@ -58,9 +55,8 @@ class GDPOTrainer(GRPOTrainer):
 
     Components have the names of the reward functions. All that TRL logs stays, and our metrics
     (docs/metrics.md) are added; `reward` is the weighted sum after the conditions. With
-    `log_completions` the tables also hold what `gdpo-verl replay` needs: the rewards in the
-    precision that the functions returned, the token counts and the batch. The settings are in
-    completions/config.yaml.
+    `log_completions` the tables also hold what `gdpo-verl replay` needs: the rewards that were
+    used, the token counts and the batch. The settings are in completions/config.yaml.
 
     Args:
       reward_funcs: as in TRL, or a dict that maps the name of each component to its function.
@@ -113,12 +109,7 @@ class GDPOTrainer(GRPOTrainer):
         # What TRL logs as `reward` is then the sum of what is trained.
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
-        self._returned: dict[str, list[Any]] = {}
         self._batches = 0
-        for place, function in enumerate(self.reward_funcs):
-            # The rewards of models and of asynchronous functions stay in single precision.
-            if not isinstance(function, torch.nn.Module) and not is_async_callable(function):
-                self.reward_funcs[place] = _keeping(function, self._returned, names[place])
         if self.log_completions and self.accelerator.is_main_process:
             # Under the keys that the configuration of a verl run has.
             algorithm = {
@@ -180,27 +171,11 @@ class GDPOTrainer(GRPOTrainer):
             self._calculate_rewards = score
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
-        advantage = self._advantages(self._in_full_precision(returned[0]), tokens)
+        advantage = self._advantages(_decimals(returned[0]), tokens)
         first = self.accelerator.process_index * len(inputs)
         own = advantage[first : first + len(inputs)]
         output["advantages"] = own.to(output["advantages"])
         return output
-
-    def _in_full_precision(self, rewards: Tensor) -> Tensor:
-        """Return all processes' rewards as the functions returned them: float64, shape (B, K).
-
-        TRL converts them to float32. Rewards that a subclass has changed stay as they are.
-        """
-        exact = rewards.double().cpu()
-        # Every process gathers the functions in the same order.
-        for place, name in enumerate(self.reward_func_names):
-            if name in self._returned:
-                kept = gather_object(self._returned.pop(name))
-                values = [math.nan if value is None else float(value) for value in kept]
-                returned = torch.tensor(values, dtype=torch.float64)
-                unchanged = returned.float() == exact[:, place].float()
-                exact[unchanged, place] = returned[unchanged]
-        return exact
 
     def _log_batch(self, rewards: Tensor, tokens: Tensor, found: Decomposition) -> None:
         """Add to TRL's table of completions what `gdpo-verl replay` needs of a batch."""
@@ -243,14 +218,13 @@ class GDPOTrainer(GRPOTrainer):
         return found.advantage
 
 
-def _keeping(function: Any, returned: dict[str, list[Any]], name: str) -> Any:
-    """Return a reward function whose rewards are also kept, under its name in `returned`."""
+def _decimals(rewards: Tensor) -> Tensor:
+    """Return TRL's rewards, float32, as float64 with the same decimals: 0.7 and not 0.69999999.
 
-    def keep(**arguments: Any) -> list[Any]:
-        returned[name] = list(function(**arguments))
-        return returned[name]
-
-    return functools.wraps(function)(keep)
+    Up to seven digits, this is the number that a reward function returned.
+    """
+    exact = [[float(str(value)) for value in row] for row in rewards.float().cpu().numpy()]
+    return torch.tensor(exact, dtype=torch.float64)
 
 
 def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:

@@ -56,7 +56,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def find_variant(name: Any, where: str = "variant") -> Variant:
-    """A variant of ours by its name, or a user's own by its address (`load_function`).
+    """Return a variant by its name, or a user's own by its address (`load_function`).
 
     Args:
       name: as `algorithm.gdpo.variant` has it.
@@ -88,15 +88,15 @@ def is_address(name: Any) -> bool:
 
 
 def load_function(address: str, where: str) -> Any:
-    """A user's function by its address: ``pkg://module:function`` or ``FILE.py:function``.
+    """Load a user's function by its address: ``pkg://module:function`` or ``FILE.py:function``.
 
     A relative FILE is looked for in the working directory.
 
     Raises:
-      ValueError: begins with `where`; it cannot be loaded, or is no function.
+      ValueError: begins with `where`; the function cannot be loaded.
     """
     path, _, name = address.removeprefix(PACKAGE).rpartition(":")
-    if not path or not name:
+    if not path or not name or not is_address(address):
         raise ValueError(f"{where}: expected {ADDRESS}, found {address!r}")
     remedy = f"A relative path begins in the working directory, {Path.cwd()}."
     if address.startswith(PACKAGE):
@@ -143,7 +143,7 @@ def validate_variant(
       ValueError: it raised, returned something else than a finite number for each response, or
         modified what it was given.
     """
-    # It has what trainings bring: a component and a response that are not scored, a constant group,
+    # As in training runs, there are a component and a response that are not scored, a constant group,
     # a group of one, and a response without tokens.
     columns = torch.arange(len(weights), dtype=torch.float64)
     rewards = torch.arange(9.0, dtype=torch.float64)[:, None].sub(columns).remainder(4.0)

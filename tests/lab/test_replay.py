@@ -370,7 +370,7 @@ REFUSED = {
         with_row(2, score="high"), [],
         "{}/1.jsonl, line 3: expected a finite number for 'score', found 'high'",
     ),
-    "nothing but a cut line": ({"1.jsonl": WHOLE[:-30]}, [], "{}/1.jsonl, line 32: the row is incomplete"),
+    "nothing but a cut line": ({"1.jsonl": WHOLE[:-30]}, [], "line 32: the row is incomplete"),
     "an empty file": ({"1.jsonl": ""}, [], "{}/1.jsonl, line 1: expected rows"),
     "no rows at all": ({"1.jsonl": "[1, 2]\n"}, [], "{}/1.jsonl, line 1: expected rows"),
     "no components": (
@@ -451,7 +451,7 @@ REFUSED = {
         "{}/1.jsonl, line 1: {}/reward.py:raises raised KeyError: 'an answer without a number'",
     ),
     "no reward": (
-        STOCK, ["--function", "{}/reward.py:missing"], "cannot be done: AttributeError",
+        STOCK, ["--function", "{}/reward.py:missing"], "AttributeError: module",
     ),
 }  # fmt: skip
 

@@ -184,7 +184,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     check_tensors(checkpoint)
     trace = tmp_path / "executed"
     torch.save({"weight": Executed(trace)}, checkpoint / "data.pt")
-    with pytest.raises(ValueError, match=r"data\.pt: expected tensors, .* add --trust"):
+    with pytest.raises(ValueError, match=r"data\.pt: expected only tensors, .* add --trust"):
         check_tensors(checkpoint)
     assert not trace.exists()
     torch.load(checkpoint / "data.pt", weights_only=False)

@@ -1,4 +1,4 @@
-"""One evaluation from its first check to its files: verl's validation, and no step behind it."""
+"""One evaluation from its first check to its files: verl's validation without a training step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
 _NAMED = 5  # questions in a note
 
-# verl's default trainer answers the validation's questions first, and here nothing else. What only
-# a step of training needs, the training data and a second copy of the weights, is left out.
+# verl's default trainer begins with the validation, and ends here after it. The training data and a
+# second copy of the weights, which only a training step needs, are left out.
 NO_STEP = (
     "trainer.val_only=true",
     "trainer.val_before_train=true",
@@ -52,7 +52,7 @@ class EvaluationRequest:
     recipe: str | None = None  # by default the run's own configuration
     config_dir: Path | None = None  # where the recipe is, if not among ours
     data: Sequence[str] = ()  # files in place of data.val_files
-    samples: int | None = None  # answers to each question
+    samples: int | None = None  # responses to each question
     temperature: float | None = None  # 0 is greedy
     limit: int | None = None  # ask only so many questions, drawn from all
     overrides: Sequence[str] = ()  # Hydra's
@@ -60,7 +60,7 @@ class EvaluationRequest:
 
 
 def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
-    """Have verl answer and judge the questions; returns the numbers, which ``out`` holds too.
+    """Sample and score responses to the questions with verl; return the numbers, also in ``out``.
 
     Raises:
       ValueError, FileNotFoundError, ConnectionError: the model, the data or a setting is wrong.
@@ -129,7 +129,7 @@ def to_text(numbers: dict[str, Any]) -> str:
     if sampling["temperature"]:
         how = "temperature {temperature:g}, top-p {top_p:g}".format(**sampling)
     count = numbers["samples"]
-    each = "1 answer each" if count == 1 else f"{count} answers each"
+    each = "1 response each" if count == 1 else f"{count} responses each"
     lines = [
         f"{numbers['model']}: {numbers['questions']} questions, {each}, {how}, at most "
         f"{numbers['max_response_length']} tokens",
@@ -143,22 +143,25 @@ def _check_out(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ValueError(f"--out: expected a directory to make, found the file {out}")
-    # An evaluation that did not come to its end is begun again in its place.
+        raise ValueError(f"--out: expected a new directory, found the file {out}")
+    # An evaluation that did not finish is started again in its place.
     begun = _BEGUN in read_launch(out)
     if any(out.iterdir()) and (not begun or (out / DONE).exists()):
-        raise ValueError(f"--out: {out} exists; remove it or choose another name")
+        raise ValueError(
+            f"--out: expected a new directory, found {out}, which exists. Remove it or choose "
+            "another name"
+        )
 
 
 def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path | None]:
-    """The recipe to compose, and where it is: by default what the run was trained with."""
+    """Return the recipe to compose, and its folder: by default the run's own configuration."""
     if request.recipe is not None:
         return request.recipe, request.config_dir
     if model.run is None:
         raise ValueError(
-            f"--recipe: {request.model} is not of a run of `gdpo-verl train`, whose configuration "
-            "would be taken. Name the recipe whose questions are asked and whose reward judges, "
-            "for example --recipe toolbox/gdpo"
+            f"--recipe: expected a recipe, because {request.model} is not a run of `gdpo-verl "
+            "train` with its own configuration. Name the recipe whose questions and reward "
+            "function are used, for example --recipe toolbox/gdpo"
         )
     return "config", model.run
 
@@ -170,7 +173,7 @@ def _check_trust(config: Any, request: EvaluationRequest, model: Model) -> None:
 
 
 def _loads(config: DictConfig, model: Model) -> Iterator[str]:
-    """Name what is loaded: the weights, and the code that is not verl's own."""
+    """Name what is loaded: the weights, and the code that does not belong to verl."""
     yield f"evaluate loads the weights in {model.checkpoint or model.folder}"
     for key, text in named_code(plain(config)).items():
         if not text.startswith(("verl.", "torch.")):
@@ -178,9 +181,9 @@ def _loads(config: DictConfig, model: Model) -> Iterator[str]:
 
 
 def _given_overrides(request: EvaluationRequest) -> Iterator[str]:
-    """Hydra's overrides as they were given, for a run as for a recipe."""
+    """Return Hydra's overrides as they are given, for a run as for a recipe."""
     for override in request.overrides:
-        # A run's configuration names no parts that Hydra could exchange.
+        # A run's configuration has no `hardware` that Hydra could replace, so it is added.
         added = request.recipe is None and override.startswith("hardware=")
         yield f"+{override}" if added else override
 
@@ -191,7 +194,7 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
         yield f"actor_rollout_ref.model.path={quoted(model.folder)}"
         yield "trainer.resume_mode=disable"
     if model.checkpoint is not None:
-        # Into the shape of the model that the training began with.
+        # The shape is that of the model which the run started from.
         path = "actor_rollout_ref.model.path"
         began_with = OmegaConf.select(config_of(model.run), path)
         if began_with is not None:
@@ -243,7 +246,7 @@ def _prompts_of_training(model: Model) -> set[str]:
 def _seen(
     questions: Sequence[Example], asked: Mapping[str, str], trained_on: set[str]
 ) -> Iterator[str]:
-    """Name the questions that were asked and trained on: on them a model is not measured."""
+    """Name the questions that were also trained on, which do not measure a model."""
     seen = [
         question.place
         for question in questions
@@ -256,14 +259,15 @@ def _seen(
 def _unanswered(
     questions: Sequence[Example], answered: Mapping[str, str], asked: int | None
 ) -> Iterator[str]:
-    """Name the questions without an answer, which count in nothing."""
+    """Name the questions without a response, which count in no number."""
     distinct = {question.key: question.place for question in questions}
     missing = [place for key, place in distinct.items() if key not in answered]
     if asked is None or asked < len(questions) or not missing:
         return
     yield (
-        f"CAUTION: {len(missing)} questions have no answer and count in nothing: {_some(missing)}. "
-        "Their prompts are longer than data.max_prompt_length, or they failed (train.log)"
+        f"CAUTION: {len(missing)} questions have no response and count in no number: "
+        f"{_some(missing)}. Their prompts are longer than data.max_prompt_length, or their "
+        "responses failed (train.log)"
     )
 
 

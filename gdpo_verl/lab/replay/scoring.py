@@ -35,7 +35,7 @@ class StoredAnswerScorer:
     def __init__(self, function: str) -> None:
         self.function = function
         self._child = ChildProcess([sys.executable, "-m", "gdpo_verl.lab.replay.worker", function])
-        loaded = self._ask({}, f"--function {function}: loading it", _LOAD_SECONDS)
+        loaded = self._ask({}, f"--function {function}: loading", _LOAD_SECONDS)
         self.components = tuple(Component(**each) for each in loaded)
 
     def __call__(self, row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
