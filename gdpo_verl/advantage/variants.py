@@ -1,4 +1,4 @@
-"""The variants by name. A new one is a file beside this one and its name here."""
+"""The variants by name. A new one is a file next to this one and its name here."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def find_variant(name: Any, where: str = "variant") -> Variant:
 
 
 def own_name(address: str) -> str:
-    """The name of a user's function, behind the colon, under which its settings stand."""
+    """Return the name of a user's function, after the colon, which is the key of its settings."""
     return address.rpartition(":")[2]
 
 
@@ -143,8 +143,8 @@ def validate_variant(
       ValueError: it raised, returned something else than a finite number for each response, or
         modified what it was given.
     """
-    # As in training runs, there are a component and a response that are not scored, a constant group,
-    # a group of one, and a response without tokens.
+    # As in training runs, a component and a response are not scored. There are a constant group, a
+    # group of one, and a response without tokens.
     columns = torch.arange(len(weights), dtype=torch.float64)
     rewards = torch.arange(9.0, dtype=torch.float64)[:, None].sub(columns).remainder(4.0)
     rewards[:3] = rewards[0]

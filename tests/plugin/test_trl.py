@@ -1,8 +1,8 @@
 """`gdpo_verl.trl.GDPOTrainer` trains a step, and its advantages are the pure function's.
 
-TRL writes a table of each step's completions, with the rewards that it used (float32, or
-float64 with the same decimals) and the advantages; the length of a response follows from its words. Where TRL's own
-advantages are others, test_conformance.py says.
+TRL writes a table of each step's completions, with the rewards that it used (float32, or float64
+with the same decimals) and the advantages; the length of a response follows from its words. Where
+TRL's own advantages are others, test_conformance.py says.
 
 verl 0.9.1 imports from any TRL that it finds a class which TRL 1.16 no longer has, and then cannot
 train. So TRL lies beside the packages of the environment, where only `trl_step.py` sees it:

@@ -1,8 +1,8 @@
 """Two models on the same questions: the difference, question by question, with its interval.
 
 The responses to each question are averaged first, then the evaluations of a side (for example of
-several training seeds), and the interval is over questions. The spread over the evaluations of a side is shown
-separately.
+several training seeds), and the interval is over questions. The spread over the evaluations of a
+side is shown separately.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _check_questions(everyone: Sequence[Evaluation]) -> None:
         found = set(other.sources)
         if found != wanted:
             raise ValueError(
-                f"compare: expected responses to the same questions, found {len(wanted - found)} of "
-                f"{len(wanted)} that are only in {first.dump}, and {len(found - wanted)} of "
+                f"compare: expected responses to the same questions, found {len(wanted - found)} "
+                f"of {len(wanted)} that are only in {first.dump}, and {len(found - wanted)} of "
                 f"{len(found)} that are only in {other.dump}. Evaluate both with the same --data "
                 "and --limit, and the same prompts"
             )

@@ -81,9 +81,9 @@ def _last(given: str, folder: Path) -> Model:
     if not step or not (folder / checkpoints.TRACKER).is_file():
         problems = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
         raise ValueError(
-            f"model: {given!r}: expected a complete checkpoint, found none ({'; '.join(problems)}). "
-            "Give one of the folders global_step_N, or resume the run with the same `gdpo-verl "
-            "train` command"
+            f"model: {given!r}: expected a complete checkpoint, found none "
+            f"({'; '.join(problems)}). Give one of the folders global_step_N, or resume "
+            "the run with the same `gdpo-verl train` command"
         )
     return _checkpoint(given, folder / f"global_step_{step}")
 

@@ -222,7 +222,7 @@ def _check_sampling(config: DictConfig) -> None:
     if sampling.n > 1 and not sampling.temperature:
         raise ValueError(
             "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all "
-            f"answers are the same, found {sampling.n}. Give --temperature too, or --samples 1"
+            f"responses are the same, found {sampling.n}. Set --temperature as well, or --samples 1"
         )
 
 
