@@ -451,7 +451,7 @@ REFUSED = {
         "{}/1.jsonl, line 1: {}/reward.py:raises raised KeyError: 'an answer without a number'",
     ),
     "no reward": (
-        STOCK, ["--function", "{}/reward.py:missing"], "AttributeError: module",
+        STOCK, ["--function", "{}/reward.py:missing"], "has no attribute 'missing'",
     ),
 }  # fmt: skip
 

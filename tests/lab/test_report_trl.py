@@ -143,9 +143,9 @@ def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])
 def test_another_file_of_this_name_is_no_run(folder, text):
-    (folder / "both" / STATE).write_text(text)
+    (folder / "at_the_end" / STATE).write_text(text)
     with pytest.raises(RunError, match=re.escape(STATE)):
-        read_run(folder / "both" / STATE)
+        read_run(folder / "at_the_end" / STATE)
     # The others are shown all the same.
     write_report([folder], folder.parent / "out")
     assert "Left out: " in (folder.parent / "out/summary.md").read_text()

@@ -17,7 +17,7 @@ from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.rundir.layout import CONFIG, DONE, VALIDATION
 from gdpo_verl.lab.rundir.run import config_of, read_launch
-from gdpo_verl.lab.rundir.trust import check_no_foreign_code, named_code
+from gdpo_verl.lab.rundir.trust import check_no_foreign_code, foreign_code
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import chat_text
 from gdpo_verl.lab.text import printable
@@ -77,14 +77,15 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     if check_run:
         # Hydra itself would execute these sections.
         sections = OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"])
-        _check_trust(OmegaConf.to_container(sections), request, model)
+        _check_trust(OmegaConf.to_container(sections), model)
     config, complete = launch.composed(recipe, out, overrides, config_dir)
     if check_run:
-        _check_trust(plain(config), request, model)
+        _check_trust(plain(config), model)
     if model.checkpoint and not request.trust:
         check_tensors(model.checkpoint)
-    for line in _loads(config, model):
-        launch.print_status(printable(line))
+    launch.print_status(f"evaluate loads the weights in {model.checkpoint or model.folder}")
+    for key, text in foreign_code(plain(config)).items():
+        launch.print_status(printable(f"evaluate loads {key}: {text}"))
     _check_sampling(config)
     _check_workers(config, model)
     questions = answers.questions_of(config)
@@ -166,18 +167,9 @@ def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path 
     return "config", model.run
 
 
-def _check_trust(config: Any, request: EvaluationRequest, model: Model) -> None:
+def _check_trust(config: Any, model: Model) -> None:
     remedy = "add --trust; otherwise name a recipe with --recipe"
-    own = {override.lstrip("+").partition("=")[0] for override in request.overrides}
-    check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy, allowed=own)
-
-
-def _loads(config: DictConfig, model: Model) -> Iterator[str]:
-    """Name what is loaded: the weights, and the code that does not belong to verl."""
-    yield f"evaluate loads the weights in {model.checkpoint or model.folder}"
-    for key, text in named_code(plain(config)).items():
-        if not text.startswith(("verl.", "torch.")):
-            yield f"evaluate loads {key}: {text}"
+    check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy)
 
 
 def _given_overrides(request: EvaluationRequest) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,20 @@ _FILE = re.compile(r"\.(py|yaml)(:\w+)?$")
 _OURS = re.compile(r"(gdpo_verl|verl|torch\.optim)(\.\w+)*(:\w+)?|auto")
 
 
-def named_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys of a resolved configuration that name code, with what they name."""
+def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys that name code from outside this package and verl, with what they name.
+
+    Args:
+      config: a resolved configuration.
+    """
     found = {}
     for key, value in flattened("", config):
         text = str(value)
         is_set = value is True or (isinstance(value, (str, list)) and value)
-        if is_set and (_CODE_KEY.search(key) or _CODE.search(text)):
+        names_code = _CODE_KEY.search(key) or _CODE.search(text)
+        if is_set and names_code and not _is_ours(text):
             found[key] = text
     return found
-
-
-def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the part of `named_code` that belongs neither to this package nor to verl."""
-    return {key: text for key, text in named_code(config).items() if not _is_ours(text)}
 
 
 def _is_ours(text: str) -> bool:
@@ -54,22 +54,18 @@ def _is_ours(text: str) -> bool:
     return any(file.is_relative_to(place) for place in places)
 
 
-def check_no_foreign_code(
-    config: Mapping[str, Any], where: str, remedy: str, *, allowed: Collection[str] = ()
-) -> None:
+def check_no_foreign_code(config: Mapping[str, Any], where: str, remedy: str) -> None:
     """Reject a configuration that names code from outside this package and verl.
 
     Args:
       config: a resolved configuration.
       where: the file of the configuration.
       remedy: what a user can do who trusts the code.
-      allowed: keys that may name any code.
 
     Raises:
       ValueError: names each key and the code that it names.
     """
-    found = foreign_code(config)
-    listed = "; ".join(f"{key}={text}" for key, text in found.items() if key not in allowed)
+    listed = "; ".join(f"{key}={text}" for key, text in foreign_code(config).items())
     if listed:
         raise ValueError(
             f"{where}: expected only code of gdpo-verl and verl, found other code, which would run "
