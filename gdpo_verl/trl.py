@@ -5,7 +5,6 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -17,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
-from trl.trainer.utils import is_async_callable
 
 from gdpo_verl.advantage import Decomposition
 from gdpo_verl.config import GdpoConfig, parsing
@@ -45,7 +42,7 @@ _TRL = Wording(
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
     _D("GRPOTrainer", reads="reward_func_names reward_weights scale_rewards "
-       "num_generations_eval process_slice reward_funcs log_completions"),
+       "num_generations_eval process_slice log_completions"),
     _D("GRPOTrainer._calculate_rewards", "self inputs prompts completions ..."),
     _D("GRPOTrainer._generate_and_score_completions", "self inputs",
        "_calculate_rewards num_generations completion_mask tool_mask advantages _metrics _logs"),
@@ -57,17 +54,16 @@ class GDPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with the advantages of GDPO, or of another variant.
 
     Components have the names of the reward functions. All that TRL logs stays, and our metrics
-    (docs/metrics.md) join it; `reward` is the weighted sum after the conditions. With
-    `log_completions` the tables hold what `gdpo-verl replay` needs besides: the rewards in the
-    precision that the functions returned, the counted tokens, the batch, and in
-    completions/config.yaml the settings.
+    (docs/metrics.md) are added; `reward` is the weighted sum after the conditions. With
+    `log_completions` the tables also hold what `gdpo-verl replay` needs: the rewards that were
+    used, the token counts and the batch. The settings are in completions/config.yaml.
 
     Args:
-      reward_funcs: as TRL has them, or a dict of them by the names that they are to have.
-      gdpo: the settings, as verl's `algorithm` node has them: {"gdpo": {"variant": "dvao"}}, say.
-        TRL's `reward_weights` are taken; its `scale_rewards` and `multi_objective_aggregation`
+      reward_funcs: as in TRL, or a dict that maps the name of each component to its function.
+      gdpo: the settings as in verl's `algorithm` node, for example {"gdpo": {"variant": "dvao"}}.
+        TRL's `reward_weights` are used; its `scale_rewards` and `multi_objective_aggregation`
         have no effect.
-      ranges: the smallest and the largest value of a component by its name, for metrics and for
+      ranges: the smallest and the largest value of each component by its name, for metrics and for
         the variants that need them.
 
     Raises RuntimeError for a TRL that does not fit, and ValueError for a wrong setting.
@@ -101,8 +97,8 @@ class GDPOTrainer(GRPOTrainer):
         config = self._settings(gdpo)
         if config.credit != GdpoConfig.credit:
             raise ValueError(
-                f"{_TRL.root}.gdpo.credit: TRL's reward functions return one number a completion, "
-                "so that no component is by turn. Remove it."
+                f"{_TRL.root}.gdpo.credit: TRL's reward functions return one number per "
+                "completion, and none per turn. Remove this setting."
             )
         # TRL scores with functions, which declare nothing: the ranges are an argument.
         components = _components(names, ranges)
@@ -113,17 +109,17 @@ class GDPOTrainer(GRPOTrainer):
         # What TRL logs as `reward` is then the sum of what is trained.
         weights = dict(zip(self.objective.keys, self.objective.weights, strict=True))
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names])
-        self._returned: dict[str, list[Any]] = {}
         self._batches = 0
-        for place, function in enumerate(self.reward_funcs):
-            if not isinstance(function, torch.nn.Module):
-                self.reward_funcs[place] = _keeping(function, self._returned, names[place])
         if self.log_completions and self.accelerator.is_main_process:
-            # As a run of verl's has them.
-            algorithm = {**parsing.plain(gdpo), "adv_estimator": "gdpo", "ranges": ranges}
-            algorithm["gdpo_reward_keys"] = self.objective.keys
-            algorithm["gdpo_reward_weights"] = weights
-            text = json.dumps({"algorithm": algorithm}, indent=1, default=float)
+            # Under the keys that the configuration of a verl run has.
+            algorithm = {
+                **parsing.plain(gdpo),
+                "adv_estimator": "gdpo",
+                "gdpo_reward_keys": self.objective.keys,
+                "gdpo_reward_weights": weights,
+                "ranges": ranges,
+            }
+            text = json.dumps({"algorithm": algorithm}, default=float)
             Path(self.args.output_dir, "completions/config.yaml").write_text(text)
 
     def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
@@ -154,7 +150,7 @@ class GDPOTrainer(GRPOTrainer):
         if size < max(2, self.objective.config.chosen_variant.least_group):
             logger.warning(
                 "GRPOConfig.num_generations_eval=%d: too few responses to a prompt for the variant "
-                "%r. In evaluations the metrics of advantages will say nothing.",
+                "%r. In evaluations the metrics of advantages have no meaning.",
                 size,
                 self.objective.config.variant,
             )
@@ -175,36 +171,20 @@ class GDPOTrainer(GRPOTrainer):
             self._calculate_rewards = score
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
-        advantage = self._advantages(self._in_full_precision(returned[0]), tokens)
+        advantage = self._advantages(_decimals(returned[0]), tokens)
         first = self.accelerator.process_index * len(inputs)
         own = advantage[first : first + len(inputs)]
         output["advantages"] = own.to(output["advantages"])
         return output
 
-    def _in_full_precision(self, rewards: Tensor) -> Tensor:
-        """All processes' rewards as the functions returned them: float64, shape (B, functions).
-
-        TRL has made float32 of them; those that a subclass has changed stay as they are.
-        """
-        exact = rewards.double().cpu()
-        # In one order, as every process has to gather the same.
-        for name in sorted(self._returned):
-            kept = self._returned.pop(name)
-            column = exact[:, self.reward_func_names.index(name)]
-            values = [math.nan if value is None else float(value) for value in gather_object(kept)]
-            returned = torch.tensor(values, dtype=torch.float64)
-            column[:] = torch.where(returned.float() == column.float(), returned, column)
-        return exact
-
     def _log_batch(self, rewards: Tensor, tokens: Tensor, found: Decomposition) -> None:
-        """Log a batch for TRL's table of completions, in place of what TRL has logged."""
+        """Add to TRL's table of completions what `gdpo-verl replay` needs of a batch."""
         _replace_last(self._logs["advantages"], found.advantage.tolist())
         for name, column in zip(self.reward_func_names, rewards.T.tolist(), strict=True):
             _replace_last(self._logs["rewards"][name], column)
         extra = self._logs["extra"]
         extra[TOKENS].extend(tokens.tolist())
-        groups = found.groups.codes.tolist()
-        extra["uid"].extend(f"{group}_{row}_0" for row, group in enumerate(groups))
+        extra["uid"].extend(map(str, found.groups.codes.tolist()))
         extra[MINI_BATCH].extend([self._batches] * len(rewards))
         self._batches += 1
 
@@ -238,31 +218,26 @@ class GDPOTrainer(GRPOTrainer):
         return found.advantage
 
 
-def _keeping(function: Any, returned: dict[str, list[Any]], name: str) -> Any:
-    """A reward function whose rewards are also kept, under its name in `returned`."""
+def _decimals(rewards: Tensor) -> Tensor:
+    """Return TRL's rewards, float32, as float64 with the same decimals: 0.7 and not 0.69999999.
 
-    async def keep_awaited(**arguments: Any) -> list[Any]:
-        returned[name] = list(await function(**arguments))
-        return returned[name]
-
-    def keep(**arguments: Any) -> list[Any]:
-        returned[name] = list(function(**arguments))
-        return returned[name]
-
-    return functools.wraps(function)(keep_awaited if is_async_callable(function) else keep)
+    Up to seven digits, this is the number that a reward function returned.
+    """
+    exact = [[float(str(value)) for value in row] for row in rewards.float().cpu().numpy()]
+    return torch.tensor(exact, dtype=torch.float64)
 
 
 def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:
-    """Replace the last entries of a log, of which it keeps as many as there is room for."""
+    """Replace the last entries of a log, which keeps no more than its maximal length."""
     for _ in values[: len(logged)]:
         logged.pop()
     logged.extend(values)
 
 
 def _components(names: list[str], ranges: Mapping[str, Any] | None) -> list[Component]:
-    """A component for each reward function, with its range.
+    """Return a component for each reward function, with its range.
 
-    Raises ValueError for a range of no function, and for what is no range.
+    Raises ValueError for a range of an unknown function, and for a value that is not a range.
     """
     components = {name: Component(name) for name in names}
     for name, pair in parsing.mapping("ranges", ranges, "{name: (low, high)}").items():

@@ -1,4 +1,4 @@
-"""The variants by name. A new one is a file beside this one and its name here."""
+"""The variants by name. A new one is a file next to this one and its name here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.decomposition import decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.names import did_you_mean
 
@@ -36,6 +36,8 @@ VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
     name: importlib.import_module(f"gdpo_verl.advantage.{name}").VARIANT for name in _FILES
 }
 PACKAGE = "pkg://"
+# Tensors of a decomposition that a variant reads.
+_READ = ("rewards", "weights", "token_counts", "normalized", "terms", "combined", "spread.std")
 ADDRESS = "pkg://module:function or FILE.py:function"
 
 
@@ -54,7 +56,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def find_variant(name: Any, where: str = "variant") -> Variant:
-    """A variant of ours by its name, or a user's own by its address (`load_function`).
+    """Return a variant by its name, or a user's own by its address (`load_function`).
 
     Args:
       name: as `algorithm.gdpo.variant` has it.
@@ -74,7 +76,7 @@ def find_variant(name: Any, where: str = "variant") -> Variant:
 
 
 def own_name(address: str) -> str:
-    """The name of a user's function, behind the colon, under which its settings stand."""
+    """Return the name of a user's function, after the colon, which is the key of its settings."""
     return address.rpartition(":")[2]
 
 
@@ -86,15 +88,15 @@ def is_address(name: Any) -> bool:
 
 
 def load_function(address: str, where: str) -> Any:
-    """A user's function by its address: ``pkg://module:function`` or ``FILE.py:function``.
+    """Load a user's function by its address: ``pkg://module:function`` or ``FILE.py:function``.
 
     A relative FILE is looked for in the working directory.
 
     Raises:
-      ValueError: begins with `where`; it cannot be loaded, or is no function.
+      ValueError: begins with `where`; the function cannot be loaded.
     """
     path, _, name = address.removeprefix(PACKAGE).rpartition(":")
-    if not path or not name:
+    if not path or not name or not is_address(address):
         raise ValueError(f"{where}: expected {ADDRESS}, found {address!r}")
     remedy = f"A relative path begins in the working directory, {Path.cwd()}."
     if address.startswith(PACKAGE):
@@ -141,8 +143,8 @@ def validate_variant(
       ValueError: it raised, returned something else than a finite number for each response, or
         modified what it was given.
     """
-    # It has what trainings bring: a component and a response that are not scored, a constant group,
-    # a group of one, and a response without tokens.
+    # As in training runs, a component and a response are not scored. There are a constant group, a
+    # group of one, and a response without tokens.
     columns = torch.arange(len(weights), dtype=torch.float64)
     rewards = torch.arange(9.0, dtype=torch.float64)[:, None].sub(columns).remainder(4.0)
     rewards[:3] = rewards[0]
@@ -151,7 +153,9 @@ def validate_variant(
     groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
     found = decompose(rewards, groups, tokens, weights=weights, variant=variant, **settings)
-    before = {name: value.clone() for name, value in _given(found).items()}
+    untouched = decompose(
+        rewards.clone(), groups, tokens.clone(), weights=weights, variant=variant, **settings
+    )
     try:
         with random_state_kept():
             _ = found.advantage
@@ -160,16 +164,11 @@ def validate_variant(
             f"{where}: {variant.name!r} failed on a batch of {len(rewards)} responses with "
             f"{len(weights)} component(s): {type(error).__name__}: {error}"
         ) from error
-    for name, value in _given(found).items():
-        if not torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True):
+    for name in _READ:
+        after = attrgetter(name)(found)
+        before = attrgetter(name)(untouched)
+        if not torch.allclose(after, before, rtol=0, atol=0, equal_nan=True):
             raise ValueError(
                 f"{where}: {variant.name!r} modifies {name} of the decomposition, which the "
-                f"metrics read, too. Let it work on a copy, {name}.clone()."
+                f"metrics read as well. Let it work on a copy, {name}.clone()."
             )
-
-
-def _given(decomposition: Decomposition) -> dict[str, Tensor]:
-    """The tensors that a variant reads, by name."""
-    names = ("rewards", "weights", "token_counts", "normalized", "terms", "scored", "combined")
-    found = {name: getattr(decomposition, name) for name in names}
-    return found | {f"spread.{name}": value for name, value in vars(decomposition.spread).items()}

@@ -172,12 +172,10 @@ class GdpoConfig:
                     f"{high:g}, the declared range of {condition['on']!r}, found "
                     f"{condition['at_least']:g}. Beyond it the condition always or never holds."
                 )
-        most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
-        highest = {c.name: c.high for c in own} | {name: ranges[name][1] for name in ranges}
-        for name, condition in self.conditions.items():
-            high = highest.get(name)
-            if high is not None and high <= 0:
+            _, highest = ranges.get(name, (0.0, math.inf))
+            if highest <= 0:
                 _warn_once(penalty_with_condition(f"{section}.conditions.{name}", condition["on"]))
+        most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
         objective = Objective(keys, weights, optional, ranges, self, most, by_turn)
         self._check_variant(objective)
         if objective.credits_turns:

@@ -8,6 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+# A name in JSON that Hydra reads as the same text without its quotation marks.
+_NAME = re.compile(r'"(?!(?:true|false|null|nan|inf)")([a-z_]\w*)"', re.ASCII | re.IGNORECASE)
+
 
 def quoted(path: Path | str) -> str:
     """A path or another text as Hydra reads it whole, in quotation marks where it needs them."""
@@ -19,10 +22,10 @@ def quoted(path: Path | str) -> str:
 
 
 def override(key: str, value: Any, *, replaces: bool = False) -> str:
-    """The word for a shell that sets a key, whether or not the configuration has it.
+    """Return the word for a shell that sets a key, whether or not the configuration has it.
 
-    Hydra joins a mapping to the one that is there. It reads few names as keys of a mapping, and
-    joins none to a list. Then the mapping is written as a text of JSON, which replaces what is
+    Hydra merges a mapping with the one that is there. It reads few names as keys of a mapping, and
+    merges none with a list. Then the mapping is written as text, in JSON, which replaces what is
     there; `gdpo_verl.config.parsing` reads both.
 
     >>> print(override("algorithm.gdpo_reward_weights", {"format": 0.5}))
@@ -31,32 +34,13 @@ def override(key: str, value: Any, *, replaces: bool = False) -> str:
     '++algorithm.gdpo_reward_weights="{\\"格式\\": 0.5}"'
 
     Args:
-      value: what JSON can hold, and what the key is to have.
-      replaces: there may be a list instead of a mapping.
+      value: the new value, which JSON can hold.
+      replaces: the configuration may have a list in place of a mapping.
     """
-    from hydra.core.override_parser.types import (
-        Override,
-        OverrideType,
-        Quote,
-        QuotedString,
-        ValueType,
-    )
+    from hydra.core.override_parser.types import Quote, QuotedString
 
-    element = Override(OverrideType.FORCE_ADD, key, ValueType.ELEMENT, value)
-    word = f"++{key}={element.get_value_element_as_str(space_after_sep=True)}"
-    if replaces or not _reads(word, value):
-        text = QuotedString(json.dumps(value, ensure_ascii=False), Quote.double)
-        word = f"++{key}={text.with_quotes()}"
-    return shlex.quote(word)
-
-
-def _reads(word: str, value: Any) -> bool:
-    """Return whether Hydra reads this value in an override."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        found: Any = OverridesParser.create().parse_override(word).value()
-    except HydraException:
-        return False
-    return bool(found == value)
+    text = json.dumps(value, ensure_ascii=False)
+    word = _NAME.sub(r"\1", text)
+    if replaces or '"' in word:
+        word = QuotedString(text, Quote.double).with_quotes()
+    return shlex.quote(f"++{key}={word}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import unicodedata
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -48,7 +47,7 @@ def first_line(error: BaseException) -> str:
 def pinned(package: str) -> str:
     """The version of a package that an extra of ours asks for: name==version.
 
-    The name alone where this package runs without its metadata.
+    It is only the name where this package runs without its metadata.
     """
     lines = []
     with contextlib.suppress(PackageNotFoundError):
@@ -72,20 +71,20 @@ def install_extra(extra: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text without characters that a terminal obeys; each is written as Python escapes it.
+    r"""Escape the characters that are not printable, as Python does; a terminal may obey them.
 
     >>> printable("é\x1b[31m")
     'é\\x1b[31m'
     """
-    kept = []
+    shown = []
     for character in text:
-        obeyed = unicodedata.category(character) in ("Cc", "Cf", "Cs") and character != "\n"
-        kept.append(ascii(character)[1:-1] if obeyed else character)
-    return "".join(kept)
+        is_shown = character.isprintable() or character == "\n"
+        shown.append(character if is_shown else ascii(character)[1:-1])
+    return "".join(shown)
 
 
 def duration(seconds: float) -> str:
-    """A duration for people, in its two largest units.
+    """Format a duration in its two largest units.
 
     >>> duration(42.4), duration(200), duration(7500)
     ('42 s', '3 min 20 s', '2 h 05 min')

@@ -87,7 +87,7 @@ def test_summary_of_hand_made_results():
         f"note {note}",
         "",
         "Advice",
-        "cannot be said from 2 groups: advice needs 30 with several answers",
+        "No advice can be given: it needs 30 groups of several responses, found 2.",
     ]
 
 
@@ -225,11 +225,11 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
         results.append(result(a + b, 0.001, a=a, b=b))
     report = report_of(results, answers=answers)
     shown = to_text({"about": {}, **report})
-    rare = "b: 1.2% of groups of 4 vary, 0.025 of 2 a step: may never start"
+    rare = "b varies in 1.2% of groups of 4, 0.025 of 2 per step. It may never be learned"
     assert rare in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
     (advice,) = report["teaching"]["advice"]
     assert advice["override"] in shown
     assert shown.index("Advice") > shown.index(rare)
     few = report_of(results[:64], answers=answers[:64])
-    assert "cannot be said from 4 groups" in to_text({"about": {}, **few})
+    assert "it needs 30 groups of several responses, found 4." in to_text({"about": {}, **few})

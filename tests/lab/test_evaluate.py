@@ -133,7 +133,7 @@ def test_answers_are_counted_by_the_source_of_their_row(tmp_path):
     assert found == {"multiple": 1, "parallel": 0, "all": 0.5}
     read = answers.read(directory)
     (note,) = run._unanswered(read.questions, read.sources, 3)
-    assert f"1 questions have no answer and count in nothing: {file} row 2. Their" in note
+    assert f"1 questions have no response and count in no number: {file} row 2. Their" in note
     assert not [*run._unanswered(read.questions, {}, 2)]  # of a limit
 
 
@@ -152,7 +152,7 @@ def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
     ("text", "complaint"),
     [
         ("", "expected a line for each answer, found none"),
-        *((f"{json.dumps(line('a'))}\n{each}\n", "line 2: expected an answer of verl's validation")
+        *((f"{json.dumps(line('a'))}\n{each}\n", "line 2: expected a response of verl's validation")
           for each in ("{", '{"input": "a"}', "3")),
     ],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
         return evaluation(tmp_path / name, lines, actor_rollout_ref=sampling, data=data)
 
     a, b = asked("a", "q", "r"), asked("b", "q", "s")
-    with pytest.raises(ValueError, match=r"found 1 of 2 that only .* answers, and 1 of 2"):
+    with pytest.raises(ValueError, match=r"found 1 of 2 that are only in .*, and 1 of 2"):
         compare([a], [b])
     hot = asked("hot", "q", "r", temperature=1.5)
     notes = "\n".join(compare([a], [hot])["notes"])
@@ -353,8 +353,8 @@ REFUSED = [
      "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all answers are"),
     (f"model {TOOLBOX} --data data/aime24/test.parquet", "gdpo-verl prepare aime24"),
     # A training that did not end is not taken for an evaluation that did not.
-    (f"model {TOOLBOX} --out precious", "--out: precious exists; remove it or choose another name"),
-    (f"model {TOOLBOX} --out precious/notes", "--out: expected a directory to make, found"),
+    (f"model {TOOLBOX} --out precious", "--out: expected a new directory, found precious"),
+    (f"model {TOOLBOX} --out precious/notes", "--out: expected a new directory, found"),
 ]  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy,
     questions = ["--recipe", "toolbox/gdpo", "--data", f"{toolbox}/validation.parquet"]
     run_cli("evaluate", str(policy), *questions, *sampling, "--out", outs[1])
 
-    assert "step 1: 24 questions, 2 answers each, temperature 1, top-p 1" in table
+    assert "step 1: 24 questions, 2 responses each, temperature 1, top-p 1" in table
     assert not (tmp_path / "of_run" / "checkpoints").exists()
     record = json.loads((tmp_path / "of_run" / run.NUMBERS).read_text())
     assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])

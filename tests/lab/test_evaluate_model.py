@@ -36,14 +36,14 @@ def test_the_last_whole_checkpoint_of_a_run_is_taken_and_without_one_it_is_refus
     cut_short = make_run(tmp_path, step=40)
     (cut_short / "model_world_size_2_rank_1.pt").unlink()
     assert find_model(str(tmp_path)).step == 20
-    with pytest.raises(ValueError, match=r"global_step_40 was cut short: .*_rank_1\.pt is missing"):
+    with pytest.raises(ValueError, match=r"global_step_40 is incomplete: .*_rank_1\.pt is missing"):
         find_model(str(cut_short.parent))
     (whole.parent / "data.pt").unlink()
-    with pytest.raises(ValueError, match=r"no checkpoint was finished .*global_step_20: data"):
+    with pytest.raises(ValueError, match=r"expected a complete checkpoint, .*global_step_20: data"):
         find_model(str(tmp_path))
     make_run(tmp_path, step=60)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").unlink()
-    with pytest.raises(ValueError, match="Give one of its folders global_step_N"):
+    with pytest.raises(ValueError, match="Give one of the folders global_step_N"):
         find_model(str(tmp_path))
 
 

@@ -205,7 +205,7 @@ def test_what_holds_no_run_is_refused(tmp_path):
     path.mkdir()
     assert "found it empty" in refusal()
     (path / "metrics.jsonl").write_text('{"step"')
-    assert "found no whole line in metrics.jsonl" in refusal()
+    assert "found no complete line in metrics.jsonl" in refusal()
 
 
 def test_a_directory_without_a_run_among_others_is_named(runs, tmp_path, caplog):

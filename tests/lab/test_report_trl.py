@@ -141,19 +141,11 @@ def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
     assert max(read_run(tmp_path / "run").training_steps) == 9
 
 
-def test_of_several_copied_files_that_with_the_last_step_is_read(tmp_path):
-    for name, steps in (("later", 3), ("earlier", 2)):
-        rows = [training(step, 0.5, 0.0) for step in range(1, steps + 1)]
-        write_lines(tmp_path / f"{name}.jsonl", rows)
-    os.utime(tmp_path / "later.jsonl", (1e9, 1e9))
-    assert read_run(tmp_path).training_steps == [1, 2, 3]
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])
 def test_another_file_of_this_name_is_no_run(folder, text):
-    (folder / "both" / STATE).write_text(text)
+    (folder / "at_the_end" / STATE).write_text(text)
     with pytest.raises(RunError, match=re.escape(STATE)):
-        read_run(folder / "both" / STATE)
+        read_run(folder / "at_the_end" / STATE)
     # The others are shown all the same.
     write_report([folder], folder.parent / "out")
     assert "Left out: " in (folder.parent / "out/summary.md").read_text()

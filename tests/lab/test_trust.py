@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from test_checkpoints import write_checkpoint
 from test_evaluate import config_of_run, line
 
+from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.evaluate.model import check_tensors
 from gdpo_verl.lab.replay.sources import Source
@@ -22,7 +23,8 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.svg import inline_svg
 from gdpo_verl.lab.report.tables import markdown
 from gdpo_verl.lab.rundir import dumps
-from gdpo_verl.lab.rundir.trust import foreign_code, read_settings
+from gdpo_verl.lab.rundir.run import read_settings
+from gdpo_verl.lab.rundir.trust import foreign_code
 
 SECRET = "a-secret-of-the-reader"
 EVIL = "open({!r}, 'w')\ndef compute_score(*_, **__): ...\ncompute_score.components = ['right']\n"
@@ -46,20 +48,18 @@ def test_only_references_within_the_file_are_followed(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(
         "whole: ${oc.env:SECRET}\n"
-        "a: {number: 3, of: '${a.number}', chain: '${a.of}', loop: '${a.pool}',\n"
-        "    pool: '${a.loop}'}\n"
+        "a: {number: 3, of: '${a.number}', chain: '${a.of}'}\n"
         "parts: x ${a.number} ${oc.env:SECRET}\n"
         "nested: '${${whole}}'\n"
-        "list: ['${oc.env:SECRET}', '${absent}', '${a}', '\\${oc.env:SECRET}']\n"
+        "list: ['${oc.env:SECRET}', '\\${oc.env:SECRET}']\n"
     )
     settings = OmegaConf.to_container(read_settings(file), resolve=True)
-    loop = {"loop": "${a.pool}", "pool": "${a.loop}"}
     assert settings == {
         "whole": "${oc.env:SECRET}",
-        "a": {"number": 3, "of": 3, "chain": 3, **loop},
+        "a": {"number": 3, "of": 3, "chain": 3},
         "parts": "x 3 ${oc.env:SECRET}",
-        "nested": "${${whole}}",
-        "list": ["${oc.env:SECRET}", "${absent}", "${a}", "\\${oc.env:SECRET}"],
+        "nested": "${${oc.env:SECRET}}",
+        "list": ["${oc.env:SECRET}", "\\${oc.env:SECRET}"],
     }
 
 
@@ -117,14 +117,14 @@ def recipe(tmp_path_factory):
 
 
 def test_a_recipes_own_run_names_no_foreign_code(recipe):
-    assert foreign_code(recipe) == {}
+    assert foreign_code(plain(recipe)) == {}
 
 
 @pytest.mark.parametrize(("key", "value"), FOREIGN)
 def test_code_from_elsewhere_is_found(recipe, key, value):
     config = recipe.copy()
     OmegaConf.update(config, key.lstrip("+"), value, force_add=True)
-    found = foreign_code(config)
+    found = foreign_code(plain(config))
     assert found[key.lstrip("+")] == str(value)
     assert set(found.values()) == {str(value)}  # of keys that refer to it, too
 
@@ -156,7 +156,7 @@ def test_evaluate_says_what_it_loads_and_refuses_foreign_code(
     assert main(command) == 1
     assert not started
     refused = capsys.readouterr().err
-    assert f"{run}/config.yaml: expected code of gdpo-verl" in refused
+    assert f"{run}/config.yaml: expected only code of gdpo-verl" in refused
     assert f"reward.custom_reward_function.path={module}" in refused
     assert "add --trust" in refused
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     check_tensors(checkpoint)
     trace = tmp_path / "executed"
     torch.save({"weight": Executed(trace)}, checkpoint / "data.pt")
-    with pytest.raises(ValueError, match=r"data\.pt: expected tensors, .* add --trust"):
+    with pytest.raises(ValueError, match=r"data\.pt: expected only tensors, .* add --trust"):
         check_tensors(checkpoint)
     assert not trace.exists()
     torch.load(checkpoint / "data.pt", weights_only=False)
@@ -240,7 +240,7 @@ def test_a_dump_of_any_step_takes_no_memory(tmp_path):
     for step in (1, 2, 3_000_000_000):
         write_lines(tmp_path / f"{step}.jsonl", [line("q", right=1.0) | {"step": step}])
     (note,) = Source(tmp_path).notes
-    assert note.endswith("of steps 1 to 3000000000 are missing 3, 4, 5, 6, 7, 8, 9, 10, …")
+    assert note.endswith("steps are missing between 2 and 3000000000")
 
 
 def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):

@@ -1,8 +1,8 @@
 """`gdpo_verl.trl.GDPOTrainer` trains a step, and its advantages are the pure function's.
 
-TRL writes a table of each step's completions, with the rewards that it received (its own trainer as
-float32) and the advantages; the length of a response follows from its words. Where TRL's own
-advantages are others, test_conformance.py says.
+TRL writes a table of each step's completions, with the rewards that it used (float32, or float64
+with the same decimals) and the advantages; the length of a response follows from its words. Where
+TRL's own advantages are others, test_conformance.py says.
 
 verl 0.9.1 imports from any TRL that it finds a class which TRL 1.16 no longer has, and then cannot
 train. So TRL lies beside the packages of the environment, where only `trl_step.py` sees it:
@@ -194,10 +194,9 @@ def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor
     rewards = tensor(zip(*(columns[key] for key in KEYS), strict=True))
     given = tensor((STEPS | TWO)[name]["rewards"])
     if shaped:
-        given = -given.float().double()
-    if (STEPS | TWO)[name]["gdpo"] is None:
-        given = given.float().double()
-    torch.testing.assert_close(rewards, given, rtol=0, atol=0, equal_nan=True)
+        given = -given
+    # The table has the decimals of float32.
+    torch.testing.assert_close(rewards.float(), given.float(), rtol=0, atol=0, equal_nan=True)
     # A response of fewer than the two words that it may have has ended with one token more.
     lengths = torch.tensor([min(len(text.split()) + 1, 2) for text in columns["completion"]])
     mask = torch.arange(2) < lengths[:, None]
@@ -244,8 +243,11 @@ def test_it_trains_with_the_advantages_of_the_pure_function(
 
 @pytest.mark.parametrize("name", ["derived", "derived, partly scored"])
 def test_derived_components_are_those_of_the_whole_group(results: Path, name: str) -> None:
-    _, mask, logged, _ = read(results, name)
-    infos = [dict(zip(KEYS, row, strict=True)) for row in STEPS[name]["rewards"]]
+    rewards, mask, logged, _ = read(results, name)
+    infos = []
+    for row in rewards.tolist():
+        scored = [None if math.isnan(value) else value for value in row]
+        infos.append(dict(zip(KEYS, scored, strict=True)))
     groups = [row // 4 for row in range(len(infos))]
     config = STEPS[name]["gdpo"]
     expected = advantages_of(infos, groups, mask.sum(dim=1).tolist(), config=config)

@@ -18,33 +18,70 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
     check = commands.add_parser(
         "check-reward",
-        help="try a reward on rows of the data, before a training",
+        help="Check a reward function on rows of the data, before a training run.",
         usage="gdpo-verl check-reward [-h] [--recipe RECIPE | --function PATH:NAME] [--data FILE] "
         "[OPTIONS] [HYDRA OVERRIDES]",
     )
-    check.add_argument("--recipe", help="for example toolbox/gdpo; default: verl's own ppo_trainer")
-    check.add_argument("--config-dir", type=Path, help="where the recipe is, if not in gdpo-verl")
     check.add_argument(
-        "--function", metavar="PATH:NAME", help="pkg://package.module:name or a file"
+        "--recipe",
+        help="Use the configuration of this recipe, for example toolbox/gdpo. Default: verl's own "
+        "ppo_trainer.",
     )
-    check.add_argument("--data", metavar="FILE", action="append", help="for data.train_files")
-    check.add_argument("--rows", type=int, help="default: 64; with --answers all of its prompts")
+    check.add_argument(
+        "--config-dir",
+        type=Path,
+        help="Look for the recipe in this folder. Default: the recipes of gdpo-verl.",
+    )
+    check.add_argument(
+        "--function",
+        metavar="PATH:NAME",
+        help="Check this reward function: FILE.py:name or pkg://package.module:name. Default: the "
+        "function of the configuration.",
+    )
+    check.add_argument(
+        "--data",
+        metavar="FILE",
+        action="append",
+        help="Take the rows from this file; may be repeated. Default: data.train_files.",
+    )
+    check.add_argument(
+        "--rows",
+        type=int,
+        help="Use this number of rows. Default: 64, or all prompts of the file of --answers.",
+    )
     check.add_argument(
         "--samples",
         metavar="N",
         type=int,
-        help="answers of the model to each row; default: actor_rollout_ref.rollout.n",
+        help="Sample N responses of the model to each row. Default: actor_rollout_ref.rollout.n.",
     )
     given = check.add_mutually_exclusive_group()
-    given.add_argument("--answers", metavar="FILE", type=Path, help="JSON lines, or a rollout dump")
-    given.add_argument("--model", metavar="DIRECTORY", type=Path, help="sample answers from it")
+    given.add_argument(
+        "--answers",
+        metavar="FILE",
+        type=Path,
+        help="Score the responses in this file of JSON lines or rollout dump. Default: only "
+        "made-up responses are scored.",
+    )
+    given.add_argument(
+        "--model",
+        metavar="DIRECTORY",
+        type=Path,
+        help="Score responses that this model samples. Default: no model is loaded.",
+    )
     for option, about in (
-        ("--timeout", "seconds for one answer; default: 60"),
-        ("--step-seconds", "of a training step, of which an answer may take 5 %%; default: 60"),
+        ("--timeout", "Stop a call of the reward function after S seconds. Default: 60."),
+        (
+            "--step-seconds",
+            "A training step takes S seconds, of which one call may take 5 %%. Default: 60.",
+        ),
     ):
         check.add_argument(option, metavar="S", type=float, default=60.0, help=about)
     check.add_argument(
-        "--json", metavar="FILE", type=Path, help="write the report with each answer"
+        "--json",
+        metavar="FILE",
+        type=Path,
+        help="Write the report with each response to FILE. Default: no file is written.",
     )
     check.set_defaults(command=_check_reward, takes_overrides=True)
 
@@ -52,22 +89,45 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     _add_evaluate(commands)
     _add_compare(commands)
 
-    report = commands.add_parser("report", help="runs to pictures and a page")
-    report.add_argument("runs", type=Path, nargs="+")
-    report.add_argument("--out", type=Path, default=Path("report"), help="default: report")
+    report = commands.add_parser("report", help="Draw runs as a page with pictures.")
     report.add_argument(
-        "--follow", action="store_true", help="keep it current until the runs have ended"
+        "runs",
+        type=Path,
+        nargs="+",
+        help="Run directories, folders of runs or dumps, or files of metrics.",
     )
     report.add_argument(
-        "--every", metavar="SECONDS", type=float, default=30.0, help="with --follow; default: 30"
+        "--out",
+        type=Path,
+        default=Path("report"),
+        help="Write the page into this folder. Default: report.",
+    )
+    report.add_argument(
+        "--follow",
+        action="store_true",
+        help="Update the page until the runs have ended. Default: write it once.",
+    )
+    report.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="With --follow, update the page at this interval. Default: 30.",
     )
     report.set_defaults(command=_report)
 
-    explain = commands.add_parser("explain", help="play with GDPO and GRPO in the browser")
-    explain.add_argument("--port", type=int, help="default: a free one")
-    explain.add_argument("--no-browser", action="store_true", help="print the address only")
+    explain = commands.add_parser("explain", help="Explore GDPO and GRPO in the browser.")
+    explain.add_argument("--port", type=int, help="Listen at this port. Default: a free port.")
     explain.add_argument(
-        "--static", metavar="FILE", type=Path, help="write the page without widgets and end"
+        "--no-browser",
+        action="store_true",
+        help="Only print the address. Default: the browser is opened.",
+    )
+    explain.add_argument(
+        "--static",
+        metavar="FILE",
+        type=Path,
+        help="Write the page without interactive parts to FILE and exit. Default: serve the page.",
     )
     explain.set_defaults(command=_explain)
 
@@ -75,27 +135,47 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 def _add_replay(commands: argparse._SubParsersAction) -> None:
     replay = commands.add_parser(
         "replay",
-        help="stored answers under other weights, conditions, rewards or estimators",
-        usage="gdpo-verl replay [-h] WHERE… [OPTIONS] [SETTINGS OF algorithm, as for a training]",
+        help="Compute the advantages of stored responses under other settings.",
+        usage="gdpo-verl replay [-h] WHERE… [OPTIONS] [SETTINGS OF algorithm]",
     )
     replay.add_argument(
         "where",
         metavar="WHERE",
         nargs="+",
-        help="a run, a folder of verl's dumps or of TRL's completions, a file of rows",
+        help="A run, a folder of verl's dumps or TRL's completions, or a file of rows.",
     )
     for option, place, about in (
-        ("--function", "FILE:NAME", "a reward that scores the answers anew"),
-        ("--group", "COLUMN", "the answers of one prompt share its value; for other rows"),
-        ("--components", "COLUMN[,…]", "the reward components, where nothing names them"),
-        ("--outcome", "COMPONENT", "says whether an answer solved its task, where no name tells"),
-        ("--tokenizer", "MODEL", "counts tokens where the rows hold no counts"),
+        (
+            "--function",
+            "FILE:NAME",
+            "Score the responses anew with this function. Default: the stored rewards.",
+        ),
+        (
+            "--group",
+            "COLUMN",
+            "The responses to one prompt share the value of this column. Default: uid or prompt.",
+        ),
+        (
+            "--components",
+            "COLUMN[,…]",
+            "These columns are the reward components. Default: those that the run names.",
+        ),
+        (
+            "--outcome",
+            "COMPONENT",
+            "This component says whether a response solves its task. Default: a usual name.",
+        ),
+        (
+            "--tokenizer",
+            "MODEL",
+            "Count tokens with its tokenizer. Default: the stored counts, else none.",
+        ),
     ):
         replay.add_argument(option, metavar=place, default="", help=about)
     for option, place, about in (
-        ("--rows", "FILE.jsonl", "write a line for each answer"),
-        ("--json", "FILE", "write all the numbers"),
-        ("--out", "DIRECTORY", "write a page"),
+        ("--rows", "FILE.jsonl", "Write a line for each response. Default: no file is written."),
+        ("--json", "FILE", "Write all numbers to FILE. Default: no file is written."),
+        ("--out", "DIRECTORY", "Write a page into DIRECTORY. Default: no page is written."),
     ):
         replay.add_argument(option, metavar=place, type=Path, help=about)
     _add_trust(replay)
@@ -105,30 +185,57 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
 def _add_evaluate(commands: argparse._SubParsersAction) -> None:
     evaluate = commands.add_parser(
         "evaluate",
-        help="measure a model on held-out questions",
+        help="Measure a model on held-out questions.",
         usage="gdpo-verl evaluate [-h] MODEL --out DIR [OPTIONS] [HYDRA OVERRIDES]",
     )
     evaluate.add_argument(
-        "model", help="a run, one of its checkpoints, a Hugging Face folder, or a hub id[@revision]"
-    )
-    evaluate.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new directory")
-    evaluate.add_argument(
-        "--recipe", help="whose questions and reward to take; default: the run's own configuration"
+        "model",
+        help="A run, one of its checkpoints, a Hugging Face folder, or a hub id[@revision].",
     )
     evaluate.add_argument(
-        "--config-dir", metavar="DIR", type=Path, help="where the recipe is, if not in gdpo-verl"
+        "--out",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="Write the responses and the numbers into this new directory. It has no default.",
+    )
+    evaluate.add_argument(
+        "--recipe",
+        help="Use the questions and the reward function of this recipe. Default: the run's own "
+        "configuration.",
+    )
+    evaluate.add_argument(
+        "--config-dir",
+        metavar="DIR",
+        type=Path,
+        help="Look for the recipe in this folder. Default: the recipes of gdpo-verl.",
     )
     evaluate.add_argument(
         "--data",
         metavar="FILE",
         action="append",
         default=[],
-        help="for data.val_files, the questions; may be given several times",
+        help="Take the questions from this file; may be repeated. Default: data.val_files.",
     )
     for option, kind, metavar, about in (
-        ("--samples", int, "N", "answers to each question; default: the recipe's validation's"),
-        ("--temperature", float, "T", "0 is greedy; default: the recipe's validation's"),
-        ("--limit", int, "N", "ask only N questions, the same ones each time"),
+        (
+            "--samples",
+            int,
+            "N",
+            "Sample N responses to each question. Default: as in the validation.",
+        ),
+        (
+            "--temperature",
+            float,
+            "T",
+            "Sample at temperature T; 0 is greedy. Default: as in the validation.",
+        ),
+        (
+            "--limit",
+            int,
+            "N",
+            "Ask only N questions, the same ones each time. Default: all questions.",
+        ),
     ):
         evaluate.add_argument(option, metavar=metavar, type=kind, help=about)
     _add_trust(evaluate)
@@ -138,7 +245,7 @@ def _add_evaluate(commands: argparse._SubParsersAction) -> None:
 def _add_compare(commands: argparse._SubParsersAction) -> None:
     compare = commands.add_parser(
         "compare",
-        help="two evaluations on the same questions",
+        help="Compare two evaluations on the same questions.",
         usage="gdpo-verl compare [-h] A B [--json FILE]\n"
         "       gdpo-verl compare A1 A2 … --to B1 B2 … [--json FILE]",
     )
@@ -147,12 +254,21 @@ def _add_compare(commands: argparse._SubParsersAction) -> None:
         metavar="DIR",
         type=Path,
         nargs="+",
-        help="of `evaluate`, a run's directory, or a validation dump of verl's",
+        help="A directory of `evaluate`, a run directory, or a validation dump of verl's.",
     )
     compare.add_argument(
-        "--to", metavar="DIR", type=Path, nargs="+", help="the other side, if several"
+        "--to",
+        metavar="DIR",
+        type=Path,
+        nargs="+",
+        help="Compare with these evaluations. Default: the second of two.",
     )
-    compare.add_argument("--json", metavar="FILE", type=Path, help="write all the numbers")
+    compare.add_argument(
+        "--json",
+        metavar="FILE",
+        type=Path,
+        help="Write all numbers to FILE. Default: no file is written.",
+    )
     _add_trust(compare)
     compare.set_defaults(command=_compare)
 
@@ -161,7 +277,8 @@ def _add_trust(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust",
         action="store_true",
-        help="run code from outside of gdpo-verl that the run's configuration names",
+        help="Run code from outside gdpo-verl and verl that the run brings. Default: such code is "
+        "not run.",
     )
 
 
@@ -188,7 +305,7 @@ def _check_reward(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> None:
     from gdpo_verl.lab.replay import output, replay
 
-    # Settings may stand among the places, as they do for a training.
+    # Settings may stand between the places.
     words = [*options.where, *options.overrides]
     settings = [word for word in words if _SETTING.match(word) and not Path(word).exists()]
     result = replay(
@@ -223,7 +340,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         trust=options.trust,
     )
     print(printable(to_text(evaluate(request, options.out))))
-    print(f"\n{options.out}: every answer in validation/, these numbers in evaluation.json")
+    print(f"\n{options.out}: every response in validation/, these numbers in evaluation.json")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -234,8 +351,8 @@ def _compare(options: argparse.Namespace) -> None:
     if not other:
         if len(files) != 2:
             raise ValueError(
-                "compare: expected two evaluations, or --to before those of the other side, found "
-                f"{len(files)}"
+                "compare: expected two evaluations, or --to before the evaluations of the other "
+                f"side, found {len(files)}. Give two, or separate the two sides with --to."
             )
         files, other = files[:1], files[1:]
     found = compare(files, other, trust=options.trust)

@@ -1,8 +1,9 @@
-"""The answers in verl's validation dump, each with the question of the data that it belongs to.
+"""The responses in verl's validation dump, each with the question that it belongs to.
 
-RUN/validation/<step>.jsonl   a line for each answer: input, output, gts, score, and what the reward
-                              returned; a training writes it too (trainer.validation_data_dir)
-RUN/config.yaml               where it is there, the questions and the reward are known
+RUN/validation/<step>.jsonl   a line for each response: input, output, gts, score, and what the
+                              reward function returned; also of a training run
+                              (trainer.validation_data_dir)
+RUN/config.yaml               names the questions and the reward function
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.config.components import RESERVED
+from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.run.composition import named
 from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
-from gdpo_verl.lab.rundir.trust import foreign_code, read_settings
+from gdpo_verl.lab.rundir.run import read_settings
+from gdpo_verl.lab.rundir.trust import foreign_code
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
 from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
@@ -32,13 +35,13 @@ PARSE_ERROR = "parse_error"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answers in a dump, and what is known of how they came about.
+    """The responses in a dump, and what is known of them.
 
     Attributes:
       config: empty where it was not kept.
       questions: those of data.val_files; none where these cannot be read.
-      sources: the data_source of each question that was answered, by its key.
-      answers: to each of these the measures of every answer, None where one is not scored.
+      sources: the data_source of each question with a response, by its key.
+      answers: the measures of every response to each of these, None where one is not scored.
       highest: the largest value of each component, as it is declared.
       errors: how often each `parse_error`.
     """
@@ -53,7 +56,7 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """The answers to a question; the smallest number where they differ."""
+        """The number of responses to a question; the smallest one where they differ."""
         return min(map(len, self.answers.values()))
 
 
@@ -73,7 +76,7 @@ def find_dump(path: Path) -> Path:
     found = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else "nothing"
     raise FileNotFoundError(
         f"{path}: expected a validation dump, or a directory with validation/STEP.jsonl, which "
-        f"`gdpo-verl evaluate` and trainings write, found {found}"
+        f"`gdpo-verl evaluate` and training runs write, found {found}"
     )
 
 
@@ -82,12 +85,12 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
 
     Args:
       path: see `find_dump`.
-      by_text: tell questions apart by the text of the dump alone, whatever the data say.
-      trust: load the reward function that the configuration names wherever it is; else one from
-        outside of this package is as one that is unknown.
+      by_text: distinguish questions only by the text of the dump, and not by the data.
+      trust: load any reward function that the configuration names; without it, a function from
+        outside this package counts as unknown.
 
     Raises:
-      FileNotFoundError, ValueError: there is no dump, or a line is none of verl's.
+      FileNotFoundError, ValueError: there is no dump, or a line is not one of verl's dump.
     """
     dump = find_dump(path)
     file = dump.parent.parent / CONFIG
@@ -102,11 +105,11 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
     for number, line in numbered_rows(dump):
         if line is None or not {"input", "output", "gts", "score"} <= line.keys():
             raise ValueError(
-                f"{dump}, line {number}: expected an answer of verl's validation dump (input, "
-                "output, gts, score), found something else. Was the file cut short?"
+                f"{dump}, line {number}: expected a response of verl's validation dump (input, "
+                "output, gts, score), found something else. The file may be incomplete"
             )
-        # A session may have several outputs: the first begins with the question, and what the
-        # session is worth stands beside each.
+        # A session may have several outputs: the first begins with the question, and each has the
+        # rewards of the session.
         session = session_of(line)
         if session in sessions:
             continue
@@ -124,12 +127,12 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
         if isinstance(code, int) and code:
             errors[ParseError(code).name if code in set(ParseError) else str(code)] += 1
     if not answers:
-        raise ValueError(f"{dump}: expected a line for each answer, found none")
+        raise ValueError(f"{dump}: expected a line for each response, found none")
     return Evaluation(dump, config, questions, sources, answers, highest or {}, errors)
 
 
 def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Example]:
-    """The rows of the parquet files that a configuration names; none where one cannot be read."""
+    """Return the rows of the files that a configuration names; none where one cannot be read."""
     questions: list[Example] = []
     try:
         for file in named(config, key):
@@ -146,7 +149,7 @@ def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Exampl
 def _values(
     line: Mapping[str, Any], highest: Mapping[str, float | None] | None
 ) -> dict[str, float | None]:
-    """The measures of a line: the components that are declared, else every number; the score."""
+    """Return a line's measures: the declared components, or else every number; and the score."""
     if highest is None:
         kinds = (int, float, list, NoneType)
         measures = [name for name, value in line.items() if isinstance(value, kinds)]
@@ -157,7 +160,7 @@ def _values(
 
 
 def _number(value: Any) -> float | None:
-    """A measure's value; the sum of a list, which has a number for each turn; else None."""
+    """Return a measure's value, of a list of turns the sum; None where there is no number."""
     if isinstance(value, list) and value:
         parts = [_number(part) for part in value]
         return None if None in parts else math.fsum(part for part in parts if part is not None)
@@ -167,18 +170,18 @@ def _number(value: Any) -> float | None:
 
 
 def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | None:
-    """The largest value of each component, None where it has none; None of an unknown reward.
+    """Return the largest declared value of each component; None for an unknown reward function.
 
-    A component by turn has none: its range is that of one turn, and its measure the sum of them.
+    A component per turn has none: its range is that of one turn, and its measure their sum.
     """
     if "reward" not in config:
         return None
     declared: dict[str, float | None] = {}
     try:
-        if trust or not foreign_code(OmegaConf.masked_copy(config, "reward")):
+        if trust or not foreign_code({"reward": plain(config.reward)}):
             for each in declared_reward(config):
                 declared[each.name] = None if each.by_turn else each.high
-    except (ValueError, ModuleNotFoundError):  # it was written elsewhere
+    except (ValueError, ModuleNotFoundError):  # written on another machine
         return None
     keys = OmegaConf.select(config, "algorithm.gdpo_reward_keys", default=None)
     return declared or (dict.fromkeys(keys) if keys else None)

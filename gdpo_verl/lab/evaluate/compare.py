@@ -1,8 +1,8 @@
 """Two models on the same questions: the difference, question by question, with its interval.
 
-Each question's answers are averaged first, then the evaluations of a side (as of several training
-seeds), and the interval is over questions. The spread over the evaluations of a side is shown
-separately.
+The responses to each question are averaged first, then the evaluations of a side (for example of
+several training seeds), and the interval is over questions. The spread over the evaluations of a
+side is shown separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEANING = (
     "model."
 )
 
-# What may explain a difference beside the models.
+# Settings that may explain a difference in addition to the models.
 SETTINGS = (
     "actor_rollout_ref.rollout.val_kwargs",
     "actor_rollout_ref.rollout.dtype",
@@ -48,7 +48,7 @@ def compare(
 
     Args:
       side_a: validation dumps or directories with one, see `answers.find_dump`, of one kind of
-        model: trainings that differ by seed.
+        model: training runs that differ by seed.
       side_b: the same of the other kind.
       trust: see `answers.read`.
 
@@ -63,7 +63,7 @@ def compare(
     given = (side_a, side_b)
     sides = [[answers.read(path, trust=trust) for path in side] for side in given]
     if not all(each.questions for side in sides for each in side):
-        # Where the data of one are not known, the words of the dumps have to do.
+        # Where the data of one evaluation are unknown, only the texts of the dumps are compared.
         sides = [[answers.read(path, by_text=True, trust=trust) for path in side] for side in given]
     everyone = [each for side in sides for each in side]
     _check_questions(everyone)
@@ -90,9 +90,9 @@ def _check_questions(everyone: Sequence[Evaluation]) -> None:
         found = set(other.sources)
         if found != wanted:
             raise ValueError(
-                f"compare: expected answers to the same questions, found {len(wanted - found)} of "
-                f"{len(wanted)} that only {first.dump} answers, and {len(found - wanted)} of "
-                f"{len(found)} that only {other.dump} answers. Evaluate both with the same --data "
+                f"compare: expected responses to the same questions, found {len(wanted - found)} "
+                f"of {len(wanted)} that are only in {first.dump}, and {len(found - wanted)} of "
+                f"{len(found)} that are only in {other.dump}. Evaluate both with the same --data "
                 "and --limit, and the same prompts"
             )
 
@@ -136,7 +136,7 @@ def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
 
 
 def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:
-    """List the settings that may explain a difference beside the models."""
+    """List the settings that may explain a difference in addition to the models."""
     unknown = [str(each.dump) for each in everyone if not each.config]
     if unknown:
         yield f"no config.yaml, so settings are not compared: {', '.join(unknown)}"
@@ -157,7 +157,7 @@ def _texts(cell: Mapping[str, Any]) -> list[str]:
 
 
 def to_text(comparison: Mapping[str, Any]) -> str:
-    """Lay out what `compare` returned for a terminal."""
+    """Format the comparison for a terminal."""
     lines = [f"{side.upper()}   {dump}" for side in "ab" for dump in comparison[side]]
     lines += ["", *result.table(comparison["rows"], ["A", "B", "A − B"], _texts)]
     if any(len(comparison[side]) > 1 for side in "ab"):

@@ -44,7 +44,7 @@ def wilson(successes: float, total: int) -> tuple[float, float]:
 def bootstrap(
     strata: Sequence[Sequence[float]], weights: Sequence[float]
 ) -> tuple[float, float] | None:
-    """The percentile interval of the weighted sum of the strata's means.
+    """Return the percentile interval of the weighted sum of the strata's means.
 
     Questions are drawn with replacement within each stratum, `RESAMPLES` times from `SEED`.
 
@@ -76,7 +76,7 @@ def bootstrap(
 def mean_interval(
     strata: Sequence[Sequence[float]], weights: Sequence[float], *, paired: bool = False
 ) -> MeanInterval:
-    """The weighted sum of the strata's means with its interval.
+    """Return the weighted sum of the strata's means with its interval.
 
     Wilson's, where each value is 0 or 1 and there is one stratum; else the bootstrap's.
 
@@ -91,9 +91,9 @@ def mean_interval(
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
-    """The unbiased estimate that one of k answers is right (https://arxiv.org/abs/2107.03374).
+    """Return the unbiased estimate of pass@k (https://arxiv.org/abs/2107.03374).
 
-    1 - C(n - c, k) / C(n, k), where c of n answers are right.
+    1 - C(n - c, k) / C(n, k), where c of n responses pass.
 
     >>> pass_at_k(1, 4, 2)
     0.5

@@ -22,10 +22,10 @@ _NOT_NEEDED = ["*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*", "
 class Model:
     """A model that was found: weights in a folder, or in a checkpoint of verl's."""
 
-    name: str  # for people
+    name: str  # as it is shown
     folder: Path | None = None  # what Transformers can load
-    checkpoint: Path | None = None  # its global_step_N, loaded over the model of its training
-    run: Path | None = None  # the directory of the training
+    checkpoint: Path | None = None  # its global_step_N, loaded over the model of its run
+    run: Path | None = None  # the run directory
 
     @property
     def step(self) -> int | None:
@@ -39,10 +39,10 @@ class Model:
 
 
 def find_model(given: str) -> Model:
-    """Find the model that `given` names; what exists as a path is never looked up on the hub.
+    """Find the model that `given` names; an existing path is never looked up on the hub.
 
     Raises:
-      FileNotFoundError, ValueError, ConnectionError: there is none, or it is not whole.
+      FileNotFoundError, ValueError, ConnectionError: there is none, or it is incomplete.
     """
     path = Path(given).expanduser()
     if not path.exists():
@@ -76,14 +76,14 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _last(given: str, folder: Path) -> Model:
-    """The checkpoint that verl would resume from: a step is noted when all of it is written."""
+    """Return the checkpoint that verl would resume from, the last one that is complete."""
     step, wrong = checkpoints.last_complete(folder)
     if not step or not (folder / checkpoints.TRACKER).is_file():
         problems = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
         raise ValueError(
-            f"model: {given!r}: no checkpoint was finished there ({'; '.join(problems)}). Give one "
-            "of its folders global_step_N if you mean it, or train on: the same `gdpo-verl train` "
-            "command resumes"
+            f"model: {given!r}: expected a complete checkpoint, found none "
+            f"({'; '.join(problems)}). Give one of the folders global_step_N, or resume "
+            "the run with the same `gdpo-verl train` command"
         )
     return _checkpoint(given, folder / f"global_step_{step}")
 
@@ -98,18 +98,17 @@ def _checkpoint(given: str, folder: Path) -> Model:
     problem = checkpoints.problem_of(folder)
     if problem:
         raise ValueError(
-            f"model: the checkpoint {folder} was cut short: {problem}. Give an earlier one, or "
-            "train on: the same `gdpo-verl train` command resumes"
+            f"model: the checkpoint {folder} is incomplete: {problem}. Give an earlier one, or "
+            "resume the run with the same `gdpo-verl train` command"
         )
     return Model(name, checkpoint=folder, run=run_of_ours)
 
 
 def check_tensors(checkpoint: Path) -> None:
-    """Refuse a checkpoint that holds something else than tensors, numbers and texts.
+    """Reject a checkpoint that contains anything but tensors, numbers and texts.
 
-    verl loads whatever a file holds, which may be code
-    (verl/utils/checkpoint/fsdp_checkpoint_manager.py, weights_only=False). Here nothing is
-    executed, and no tensor is read into memory.
+    verl also loads code from these files (verl/utils/checkpoint/fsdp_checkpoint_manager.py,
+    weights_only=False). This check executes no code, and reads no tensor into memory.
 
     Raises:
       ValueError: names the file.
@@ -122,9 +121,9 @@ def check_tensors(checkpoint: Path) -> None:
             torch.load(file, map_location="meta", weights_only=True, mmap=True)
         except (RuntimeError, pickle.UnpicklingError) as error:
             raise ValueError(
-                f"{file}: expected tensors, numbers and texts alone, found something that torch "
-                f"loads by executing code, or no whole file ({first_line(error)}). If you trust "
-                "the checkpoint, add --trust"
+                f"{file}: expected only tensors, numbers and texts, found an incomplete file, or "
+                f"code that torch would execute ({first_line(error)}). If you trust the "
+                "checkpoint, add --trust"
             ) from error
 
 

@@ -15,7 +15,7 @@ from gdpo_verl.lab.text import columns
 ALL = "all"
 SCORE = "score"
 PASS_AT = (4, 16, 64)
-"""The k whose pass@k is estimated, where there are as many answers; and the number of answers."""
+"""The k of the estimated pass@k, next to the number of responses, if there are as many."""
 
 Averages = Mapping[str, Sequence[Sequence[str] | str]]
 """Unweighted means of parts. A part pools the questions of several sources, or is an average that
@@ -71,11 +71,11 @@ def aggregate_rows(
 
 
 def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """Average each question's answers: {measure: {question: mean}}.
+    """Average the responses to each question: {measure: {question: mean}}.
 
-    Beside the components and the score, the share of answers that reach a component's highest
-    value where that is not 1, and pass@k of whatever is right or wrong. What is not scored counts
-    in nothing.
+    The measures are the components, the score, the share of responses that reach a component's
+    highest value where that is not 1, and pass@k of every measure that is 0 or 1. A value that is
+    not scored counts in none of them.
     """
     names = dict.fromkeys(
         name for answers in evaluation.answers.values() for each in answers for name in each
@@ -135,14 +135,14 @@ def estimate_row(
 
 
 def count_of(sources: Mapping[str, str], parts: Sequence[WeightedSources]) -> int:
-    """The questions of a row."""
+    """Count the questions of a row."""
     # A set, since an average of averages may name a source twice.
     pooled = {source for _, part in parts for source in part}
     return sum(source in pooled for source in sources.values())
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Any]:
-    """The numbers of an evaluation, as JSON can hold them."""
+    """Return the numbers of an evaluation, as JSON can hold them."""
     sources = evaluation.sources
     values = question_values(evaluation)
     rows: dict[str, dict[str, Any]] = {}
@@ -161,7 +161,7 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """A record as its file holds it."""
+    """Return a record as its file holds it."""
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -169,7 +169,7 @@ def to_json(record: Mapping[str, Any]) -> str:
 
 
 def to_text(record: Mapping[str, Any]) -> str:
-    """The numbers for a terminal."""
+    """Format the numbers for a terminal."""
     lines = table(record["results"], ["mean"], lambda cell: [estimate_text(cell)])
     if record["parse_errors"]:
         counts = ", ".join(f"{name} {count}" for name, count in record["parse_errors"].items())

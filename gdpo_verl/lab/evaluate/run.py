@@ -1,4 +1,4 @@
-"""One evaluation from its first check to its files: verl's validation, and no step behind it."""
+"""One evaluation from its first check to its files: verl's validation without a training step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.evaluate.model import Model, check_tensors, find_model
 from gdpo_verl.lab.files import write_text
@@ -16,7 +17,7 @@ from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import launch
 from gdpo_verl.lab.rundir.layout import CONFIG, DONE, VALIDATION
 from gdpo_verl.lab.rundir.run import config_of, read_launch
-from gdpo_verl.lab.rundir.trust import check_no_foreign_code, named_code
+from gdpo_verl.lab.rundir.trust import check_no_foreign_code, foreign_code
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import chat_text
 from gdpo_verl.lab.text import printable
@@ -25,8 +26,8 @@ NUMBERS = "evaluation.json"
 _BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
 _NAMED = 5  # questions in a note
 
-# verl's default trainer answers the validation's questions first, and here nothing else. What only
-# a step of training needs, the training data and a second copy of the weights, is left out.
+# verl's default trainer begins with the validation, and ends here after it. The training data and a
+# second copy of the weights, which only a training step needs, are left out.
 NO_STEP = (
     "trainer.val_only=true",
     "trainer.val_before_train=true",
@@ -51,7 +52,7 @@ class EvaluationRequest:
     recipe: str | None = None  # by default the run's own configuration
     config_dir: Path | None = None  # where the recipe is, if not among ours
     data: Sequence[str] = ()  # files in place of data.val_files
-    samples: int | None = None  # answers to each question
+    samples: int | None = None  # responses to each question
     temperature: float | None = None  # 0 is greedy
     limit: int | None = None  # ask only so many questions, drawn from all
     overrides: Sequence[str] = ()  # Hydra's
@@ -59,7 +60,7 @@ class EvaluationRequest:
 
 
 def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
-    """Have verl answer and judge the questions; returns the numbers, which ``out`` holds too.
+    """Sample and score responses to the questions with verl; return the numbers, also in ``out``.
 
     Raises:
       ValueError, FileNotFoundError, ConnectionError: the model, the data or a setting is wrong.
@@ -72,16 +73,19 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     model = find_model(request.model)
     recipe, config_dir = _configuration(request, model)
     overrides = [*_overrides(request, model), *_given_overrides(request)]
-    if request.recipe is None and not request.trust:
-        # Hydra itself would execute what stands in these sections.
-        _check_trust(OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"]), model)
+    check_run = request.recipe is None and not request.trust
+    if check_run:
+        # Hydra itself would execute these sections.
+        sections = OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"])
+        _check_trust(OmegaConf.to_container(sections), model)
     config, complete = launch.composed(recipe, out, overrides, config_dir)
-    if request.recipe is None and not request.trust:
-        _check_trust(_without(config, request.overrides), model)
+    if check_run:
+        _check_trust(plain(config), model)
     if model.checkpoint and not request.trust:
         check_tensors(model.checkpoint)
-    for line in _loads(config, model):
-        launch.print_status(printable(line))
+    launch.print_status(f"evaluate loads the weights in {model.checkpoint or model.folder}")
+    for key, text in foreign_code(plain(config)).items():
+        launch.print_status(printable(f"evaluate loads {key}: {text}"))
     _check_sampling(config)
     _check_workers(config, model)
     questions = answers.questions_of(config)
@@ -126,7 +130,7 @@ def to_text(numbers: dict[str, Any]) -> str:
     if sampling["temperature"]:
         how = "temperature {temperature:g}, top-p {top_p:g}".format(**sampling)
     count = numbers["samples"]
-    each = "1 answer each" if count == 1 else f"{count} answers each"
+    each = "1 response each" if count == 1 else f"{count} responses each"
     lines = [
         f"{numbers['model']}: {numbers['questions']} questions, {each}, {how}, at most "
         f"{numbers['max_response_length']} tokens",
@@ -140,53 +144,38 @@ def _check_out(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ValueError(f"--out: expected a directory to make, found the file {out}")
-    # An evaluation that did not come to its end is begun again in its place.
+        raise ValueError(f"--out: expected a new directory, found the file {out}")
+    # An evaluation that did not finish is started again in its place.
     begun = _BEGUN in read_launch(out)
     if any(out.iterdir()) and (not begun or (out / DONE).exists()):
-        raise ValueError(f"--out: {out} exists; remove it or choose another name")
+        raise ValueError(
+            f"--out: expected a new directory, found {out}, which exists. Remove it or choose "
+            "another name"
+        )
 
 
 def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path | None]:
-    """The recipe to compose, and where it is: by default what the run was trained with."""
+    """Return the recipe to compose, and its folder: by default the run's own configuration."""
     if request.recipe is not None:
         return request.recipe, request.config_dir
     if model.run is None:
         raise ValueError(
-            f"--recipe: {request.model} is not of a run of `gdpo-verl train`, whose configuration "
-            "would be taken. Name the recipe whose questions are asked and whose reward judges, "
-            "for example --recipe toolbox/gdpo"
+            f"--recipe: expected a recipe, because {request.model} is not a run of `gdpo-verl "
+            "train` with its own configuration. Name the recipe whose questions and reward "
+            "function are used, for example --recipe toolbox/gdpo"
         )
     return "config", model.run
 
 
-def _check_trust(config: DictConfig, model: Model) -> None:
+def _check_trust(config: Any, model: Model) -> None:
     remedy = "add --trust; otherwise name a recipe with --recipe"
     check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy)
 
 
-def _without(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """A configuration without the keys that were given on the command line."""
-    kept = config.copy()
-    for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        if OmegaConf.select(kept, key) is not None:
-            OmegaConf.update(kept, key, None)
-    return kept
-
-
-def _loads(config: DictConfig, model: Model) -> Iterator[str]:
-    """Name what is loaded: the weights, and the code that is not verl's own."""
-    yield f"evaluate loads the weights in {model.checkpoint or model.folder}"
-    for key, text in named_code(config).items():
-        if not text.startswith(("verl.", "torch.")):
-            yield f"evaluate loads {key}: {text}"
-
-
 def _given_overrides(request: EvaluationRequest) -> Iterator[str]:
-    """Hydra's overrides as they were given, for a run as for a recipe."""
+    """Return Hydra's overrides as they are given, for a run as for a recipe."""
     for override in request.overrides:
-        # A run's configuration names no parts that Hydra could exchange.
+        # A run's configuration has no `hardware` that Hydra could replace, so it is added.
         added = request.recipe is None and override.startswith("hardware=")
         yield f"+{override}" if added else override
 
@@ -197,7 +186,7 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
         yield f"actor_rollout_ref.model.path={quoted(model.folder)}"
         yield "trainer.resume_mode=disable"
     if model.checkpoint is not None:
-        # Into the shape of the model that the training began with.
+        # The shape is that of the model which the run started from.
         path = "actor_rollout_ref.model.path"
         began_with = OmegaConf.select(config_of(model.run), path)
         if began_with is not None:
@@ -225,7 +214,7 @@ def _check_sampling(config: DictConfig) -> None:
     if sampling.n > 1 and not sampling.temperature:
         raise ValueError(
             "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all "
-            f"answers are the same, found {sampling.n}. Give --temperature too, or --samples 1"
+            f"responses are the same, found {sampling.n}. Set --temperature as well, or --samples 1"
         )
 
 
@@ -249,7 +238,7 @@ def _prompts_of_training(model: Model) -> set[str]:
 def _seen(
     questions: Sequence[Example], asked: Mapping[str, str], trained_on: set[str]
 ) -> Iterator[str]:
-    """Name the questions that were asked and trained on: on them a model is not measured."""
+    """Name the questions that were also trained on, which do not measure a model."""
     seen = [
         question.place
         for question in questions
@@ -262,14 +251,15 @@ def _seen(
 def _unanswered(
     questions: Sequence[Example], answered: Mapping[str, str], asked: int | None
 ) -> Iterator[str]:
-    """Name the questions without an answer, which count in nothing."""
+    """Name the questions without a response, which count in no number."""
     distinct = {question.key: question.place for question in questions}
     missing = [place for key, place in distinct.items() if key not in answered]
     if asked is None or asked < len(questions) or not missing:
         return
     yield (
-        f"CAUTION: {len(missing)} questions have no answer and count in nothing: {_some(missing)}. "
-        "Their prompts are longer than data.max_prompt_length, or they failed (train.log)"
+        f"CAUTION: {len(missing)} questions have no response and count in no number: "
+        f"{_some(missing)}. Their prompts are longer than data.max_prompt_length, or their "
+        "responses failed (train.log)"
     )
 
 

@@ -1,7 +1,7 @@
-"""Stored answers under other weights, conditions, rewards or estimators: `gdpo-verl replay`.
+"""Stored responses under other weights, conditions, rewards or estimators: `gdpo-verl replay`.
 
-It is the first step from these answers: which advantages the settings would have given. No policy
-is trained; what it would do afterwards nobody knows. Nothing of verl is needed.
+It computes the advantages that other settings would have given to these responses. No policy is
+trained, so it does not show what a policy would do afterwards. It does not need verl.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from gdpo_verl.lab.replay.settings import (
 from gdpo_verl.lab.replay.sources import Batch, Source
 
 CHANGED_MOST = 10
-# Below it an advantage has no sign: rounding.
+# The sign of a smaller advantage comes from rounding.
 _NO_SIGN = 1e-9
 _TEXTS = ("prompt", "output")
 
 
 @dataclass
 class Replay:
-    """The figures of all answers under the recorded and the asked settings.
+    """The figures of all responses under the recorded and the asked settings.
 
     Attributes:
       recorded, asked: the figures of each.
       reproduces: the largest difference between the recorded advantages and those computed under
         the recorded settings; None where none are recorded.
-      changed_most: the answers, the largest change first.
-      notes: what is to be known of the sources, as sentences.
+      changed_most: the responses, the largest change first.
+      notes: sentences on the sources.
     """
 
     where: Sequence[str]
@@ -79,17 +79,17 @@ def replay(
     trust: bool = False,
     outcome: str = "",
 ) -> Replay:
-    """Compute what the settings make of stored answers.
+    """Compute the advantages of stored responses under other settings.
 
     Args:
       where: runs, folders of dumps, files of rows.
-      overrides: settings of `algorithm`, as a training takes them.
-      group, components: columns of rows of anybody's; empty where they are not named.
-      function: FILE:NAME of a reward that scores the answers anew.
+      overrides: settings of `algorithm`, as in a training command.
+      group, components: the columns of a table with other names; empty where they are not named.
+      function: FILE:NAME of a reward function that scores the responses anew.
       tokenizer: counts tokens where the rows hold no counts.
-      rows_file: gets a line of JSON for each answer.
-      trust: a run's configuration may name code from outside of this package.
-      outcome: the component that says whether an answer solved its task; "" finds it.
+      rows_file: gets a line of JSON for each response.
+      trust: a run's configuration may name code from outside this package.
+      outcome: the component that says whether a response solves its task; "" finds it.
 
     Raises:
       ValueError: a source, a row or a setting is wrong; names file and line, or the key.
@@ -119,9 +119,11 @@ def replay(
                 trust=trust,
             )
             _replay_source(source, settings, result, out)
+    known = known_passing(result.asked.setting.objective)
+    result.asked.known_passing = result.recorded.known_passing = known
     singletons = result.asked.groups - result.asked.several
     if singletons:
-        result.notes.append(f"{singletons} groups have one answer, which gets 0")
+        result.notes.append(f"groups of one response, whose advantage is 0: {singletons}")
     result.verdict = advise(result.asked)
     return result
 
@@ -129,11 +131,11 @@ def replay(
 def _replay_source(
     source: Source, overrides: Overrides, result: Replay, out: TextIO | None
 ) -> None:
-    """Add the answers of a source to those of the sources before it."""
+    """Add the responses of a source to those of the sources before it."""
     if not source.components:
         raise ValueError(
-            f"{source.first_place}: a dump without components: there is nothing to decouple in "
-            f"{source.columns}. Score the answers anew with --function FILE:NAME, or train "
+            f"{source.first_place}: expected reward components among the columns, found "
+            f"{source.columns}. Score the responses anew with --function FILE:NAME, or train "
             "with gdpo-verl installed."
         )
     asked = asked_setting(source, overrides)
@@ -155,7 +157,7 @@ def _replay_source(
                 json.dumps(each, ensure_ascii=False, default=str) + "\n" for each in entries
             )
     if not steps:
-        raise ValueError(f"{source.path}: no whole step to replay. {'; '.join(source.notes)}")
+        raise ValueError(f"{source.path}: no complete step to replay. {'; '.join(source.notes)}")
     result.steps += len(steps)
     result.notes += source.notes
 
@@ -163,34 +165,31 @@ def _replay_source(
 def _about(source: Source) -> Iterator[str]:
     path = source.path
     if not source.counts_tokens:
-        yield f"{path}: no token counts, so whitening is over sequences; --tokenizer counts them"
+        yield f"{path}: no token counts, so whitening is over responses; --tokenizer counts them"
     trained_with = (source.algorithm or {}).get("adv_estimator", ESTIMATORS[0])
     if trained_with not in ESTIMATORS:
-        yield f"{path}: trained with {trained_with}; recorded are then GRPO's advantages"
+        yield f"{path}: trained with {trained_with}; GRPO's advantages count as recorded"
     if source.is_ours and source.algorithm is None:
-        yield f"{path}: no config.yaml; the recorded settings are taken to be GDPO's defaults"
+        yield f"{path}: no config.yaml; GDPO's defaults count as the recorded settings"
     settings_name_them = source.is_trls and source.algorithm
     if not (source.named or source.scorer or source.logged or settings_name_them):
         names = ", ".join(each.name for each in source.components)
         yield (
-            f"{path}: every column of numbers is taken for a component ({names}); --components "
-            "names them"
+            f"{path}: every column of numbers counts as a component ({names}); name the "
+            "components with --components"
         )
 
 
 def _compare(
     result: Replay, source: Source, batch: Batch, recorded: Setting, asked: Setting
 ) -> list[dict[str, Any]]:
-    """Add a batch to the figures, and compare the advantages of its answers.
+    """Add a batch to the figures, and compare the advantages of its responses.
 
     Returns:
-      a line for each answer, for a program.
+      an entry for each response, for `--rows`.
     """
     decomposition = asked.decompose(batch)
     after = asked.advantage(decomposition, batch)
-    if not result.rows:
-        known = known_passing(asked.objective)
-        result.asked.known_passing = result.recorded.known_passing = known
     result.asked.add(asked, decomposition, after)
     decomposition, computed = _recorded(result, source, batch, recorded)
     stored = batch.numbers(recorded.column if source.is_ours else "advantage")
@@ -228,7 +227,7 @@ def _compare(
 def _recorded(
     result: Replay, source: Source, batch: Batch, setting: Setting
 ) -> tuple[Decomposition, Tensor]:
-    """A batch under its recorded settings, and the advantage that follows: shape (B,)."""
+    """Return a batch under its recorded settings, and its advantage: shape (B,)."""
     decomposition = setting.decompose(batch)
     if not source.score_column:
         return decomposition, setting.advantage(decomposition, batch)
@@ -236,15 +235,15 @@ def _recorded(
     if bool(score.isnan().any()):
         row = int(score.isnan().nonzero()[0])
         raise ValueError(
-            f"{batch.places[row]}: expected a number for {source.score_column!r}, found none: its "
-            "group's advantages are not known"
+            f"{batch.places[row]}: expected a number for {source.score_column!r}, found none. "
+            "Without it the group's advantages are unknown"
         )
     advantage, weighted = grpo_of_score(setting, score, decomposition)
     if weighted is None and result.recorded.known:
         result.recorded.known = False
         source.notes.append(
-            f"{source.path}: the score is no weighted sum of the components: the recorded shares "
-            "are not known"
+            f"{source.path}: the score is not a weighted sum of the components, so that the "
+            "recorded shares are unknown"
         )
     return weighted or decomposition, advantage
 

@@ -1,6 +1,6 @@
 """Advice about a set of rewards: each with its evidence, its interval, and the override to paste.
 
-An interval is of resampled groups. What it leaves open is not advised, and said to be open.
+Each interval comes from resampled groups. Where it leaves a question open, the output says so.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from gdpo_verl.lab.overrides import override
 from gdpo_verl.lab.replay.figures import Array, Figures, divided, interval
 
 MOST = 5
-# Fewer groups carry no advice, nor does a component that varies in fewer of them.
+# Advice needs this many groups, and a component that varies in this many of them.
 FEWEST_GROUPS = 30
 FEWEST_VARYING = 10
-# A component's part of all influence, beside its part of the weights, may differ by this much.
+# A component's share of the influence may differ from its share of the weights by this much.
 TOLERANCE = 0.1
 # A weight is changed by this factor at most.
 LARGEST_CHANGE = 20.0
-# The part of what a component pays that answers failing the outcome may get.
+# The part of a component's positive terms that responses which fail the outcome may have.
 PAID_TO_FAILURES = 0.25
 ALIKE = 0.95
-# The deviation within groups, as a part of the range, below which decoupling magnifies noise.
-SMALL_SPREAD = 0.05
 LARGE_GAIN = 2.0
+UNTESTED = (
+    "Runs that follow advice on conditions have been tested; the other advice is computed from "
+    "these responses and is not tested."
+)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One line of advice; without an override it is the end of a sentence on what is open."""
+    """One line of advice; without an override it says which question is open."""
 
     override: str
     because: str
@@ -41,36 +43,39 @@ class Advice:
 
 @dataclass
 class Verdict:
-    """The advice from a set of figures, and a sentence to end it; '' where it needs none."""
+    """The advice from a set of figures, and a concluding sentence, which may be empty."""
 
     advice: list[Advice] = field(default_factory=list)
     conclusion: str = ""
 
 
 def advise(found: Figures) -> Verdict:
-    """At most `MOST` lines of advice about the settings of the figures.
+    """Return at most `MOST` lines of advice about the settings of the figures.
 
-    Groups of one answer say nothing and are not counted.
+    Groups of one response are not counted.
     """
     if len(found.settings) > 1:
-        return Verdict([], f"cannot be said of several settings at once ({found.name})")
+        return Verdict([], f"No advice can be given for several settings at once ({found.name}).")
     if found.several < FEWEST_GROUPS:
-        lines = [Advice("", f"advice needs {FEWEST_GROUPS} with several answers")]
-    else:
-        rules = (_pays_failures, _spare, _weights, _small_spread, _whitening_gain)
-        lines = [line for rule in rules for line in rule(found)]
+        return Verdict(
+            [],
+            f"No advice can be given: it needs {FEWEST_GROUPS} groups of several responses, found "
+            f"{found.several}.",
+        )
+    rules = (_pays_failures, _spare, _weights, _whitening_gain)
+    lines = [line for rule in rules for line in rule(found)]
     advice = [line for line in lines if line.override][:MOST]
+    sentences = [UNTESTED] if advice else []
     still_open = "; ".join(line.because for line in lines if not line.override)
     if still_open:
-        return Verdict(advice, f"cannot be said from {found.several} groups: {still_open}")
-    if advice:
-        return Verdict(advice)
-    failing = f"fail {found.outcome or 'the outcome, of which none is known'}"
+        sentences.append(f"{found.several} groups do not decide {still_open}.")
+    if sentences:
+        return Verdict(advice, " ".join(sentences))
+    outcome = found.outcome or "the outcome (none is known)"
     return Verdict(
-        conclusion=f"no advice. {found.several} groups were examined for what is paid to responses "
-        f"that {failing}, for components that never vary or do as another does, for influence that "
-        "is not shared as declared, and for small deviations and whitening that magnify noise, as "
-        "far as the estimator has them"
+        conclusion=f"No advice. {found.several} groups were examined for positive terms in "
+        f"responses that fail {outcome}, for components that never vary or repeat another one, "
+        "for influence that is not shared as declared, and for whitening that magnifies advantages."
     )
 
 
@@ -85,21 +90,20 @@ def _carries(found: Figures, key: str) -> bool:
 
 
 def _pays_failures(found: Figures) -> Iterator[Advice]:
-    """Advise a condition on the outcome, or on a verdict (0 or 1) of weight 0, which only measures.
+    """Advise a condition on the outcome, or on a component of weight 0 that is always 0 or 1.
 
-    A component that goes with the outcome is left alone: paid to a failing answer, it leads there.
+    A component that correlates with the outcome gets no advice: it leads to the outcome.
     """
     conditions = found.setting.objective.config.conditions
     taken = {*conditions, *(condition["on"] for condition in conditions.values())}
-    verdicts = dict(zip(found.keys, np.asarray(found.verdicts), strict=True))
-    measured = [key for key in found.keys if found.weights[key] == 0 and verdicts[key]]
+    measured = [key for key in found.verdicts if found.weights[key] == 0]
     guards = [key for key in measured if _carries(found, key) and key != found.outcome]
     if found.outcome in found.passing:
         guards.insert(0, found.outcome)
-    # A condition counts a failing answer as 0, which below 0 would be a reward.
-    lowest = dict(zip(found.keys, np.asarray(found.low), strict=True))
+    # Where a condition fails, the component is 0, which must not be better than its other values.
+    lowest = dict(zip(found.keys, np.nanmin(found.rewards, axis=0), strict=True))
     others = [key for key in found.keys if found.weights[key] > 0 and lowest[key] >= 0]
-    # What pays failing answers most comes first.
+    # The largest positive terms come first.
     paid = dict(zip(found.keys, found.sums["paid"][0], strict=True))
     others.sort(key=lambda key: -paid[key])
     for guard, key in itertools.product(guards, others):
@@ -112,55 +116,52 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
             continue
         text = f"{part:.0%} [{low:.0%}, {high:.0%}]"
         if low <= PAID_TO_FAILURES or not _carries(found, key):
-            yield Advice("", f"whether {key} pays answers that fail {guard} ({text})")
+            yield Advice("", f"whether {key} rewards responses that fail {guard} ({text})")
             continue
         threshold = _short(found.passing[guard])
         if found.passed[guard] < FEWEST_VARYING:
-            yield Advice(
-                "",
-                f"whether {key} should depend on {guard}: a response reaches {threshold} in "
-                f"{found.passed[guard]} groups only",
-            )
+            count = found.passed[guard]
+            text = f"a response reaches {threshold} in only {count} groups"
+            yield Advice("", f"whether {key} should depend on {guard}: {text}")
             continue
         taken.add(key)
         changed = {**conditions, key: {"on": guard, "at_least": threshold}}
         yield Advice(
             override("algorithm.gdpo.conditions", changed),
-            f"{text} of what {key} pays goes to answers that fail {guard} (below {threshold})",
+            f"{text} of the positive terms of {key} go to responses that fail {guard} (below "
+            f"{threshold})",
         )
 
 
 def _spare(found: Figures) -> Iterator[Advice]:
-    """Name components that never vary, and those that do as another does.
+    """Advise the weight 0 for components that never vary, and for those that repeat another one.
 
-    Such a component gets the weight 0. It is still returned, so that a condition, a gate or a
-    derived component may name it.
+    Such a component is still returned: a condition, a gate or a derived component may name it.
     """
     schedule = found.setting.objective.config.schedule
     weighted = [key for key in found.keys if found.weights[key] != 0 and key not in schedule]
     pairs = zip(found.keys, found.varying, strict=True)
-    still = [key for key, count in pairs if count == 0 and key in weighted]
+    constant = [key for key, count in pairs if count == 0 and key in weighted]
     if not _may_differ(found):
         return
-    if still and len(still) < len(weighted):
-        verb = "varies" if len(still) == 1 else "vary"
+    if constant and len(constant) < len(weighted):
         most = 3 / found.several  # the 95 % bound where none of n was seen
         yield Advice(
-            _weights_override(found, dict.fromkeys(still, 0.0)),
-            f"{', '.join(still)} {verb} in none of {found.several} groups (at most {most:.1%} of "
-            "all, with 95 %): nothing is learnt from that",
+            _weights_override(found, dict.fromkeys(constant, 0.0)),
+            f"constant in all {found.several} groups (with 95 % confidence in all but {most:.1%} "
+            f"of such groups), so that nothing is learned from it: {', '.join(constant)}",
         )
     carrying = [k for k, key in enumerate(found.keys) if key in weighted and _carries(found, key)]
     for first, second in itertools.combinations(carrying, 2):
         value, low, high = interval(found.correlation[:, first, second])
         if not value > ALIKE:
             continue
-        name = f"{found.keys[second]} does as {found.keys[first]} does"
+        name = f"{found.keys[second]} repeats {found.keys[first]}"
         text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
         if low > ALIKE:
             yield Advice(
                 _weights_override(found, {found.keys[second]: 0.0}),
-                f"{name}: correlation within groups {text}; together they count twice",
+                f"{name}: the correlation within groups is {text}, so that one reward counts twice",
             )
         else:
             yield Advice("", f"whether {name} ({text})")
@@ -271,37 +272,6 @@ def influence_of(found: Figures, weights: Array) -> Array:
     return np.nansum(per_group, axis=0)
 
 
-def _small_spread(found: Figures) -> Iterator[Advice]:
-    """Name components whose deviation within groups is a small part of their range."""
-    setting = found.setting
-    if setting.estimator != "gdpo" or not setting.objective.config.scale:
-        return
-    if not _may_differ(found):
-        return
-    floor = float(divided(found.sums["squares"], found.sums["live"])[0])
-    deviations = divided(found.sums["std"], found.sums["varies"])
-    seen = np.stack([np.asarray(found.low), np.asarray(found.high)], axis=1).tolist()
-    for k, key in enumerate(found.keys):
-        bottom, top = setting.objective.ranges.get(key, seen[k])
-        if found.weights[key] == 0 or top <= bottom or not _carries(found, key):
-            continue
-        if key in setting.objective.config.schedule:
-            continue
-        value, low, high = interval(deviations[:, k] / (top - bottom))
-        if not value < SMALL_SPREAD:
-            continue
-        text = f"{value:.1%} [{low:.1%}, {high:.1%}] of its range {bottom:g} to {top:g}"
-        if high >= SMALL_SPREAD:
-            yield Advice("", f"whether {key} deviates little within groups ({text})")
-            continue
-        less = float(f"{found.weights[key] * value / SMALL_SPREAD:.2g}")
-        yield Advice(
-            _weights_override(found, {key: less}),
-            f"{key} deviates within groups by {text}, and is scaled up to 1 like the others "
-            f"(noise floor {floor:.2f}): a rounding of it would be learnt",
-        )
-
-
 def _whitening_gain(found: Figures) -> Iterator[Advice]:
     """Advise against whitening where it magnifies the few groups that vary."""
     if found.setting.estimator != "gdpo" or found.setting.whiten == "none":
@@ -313,11 +283,11 @@ def _whitening_gain(found: Figures) -> Iterator[Advice]:
     value, low, high = interval(divided(np.array(1.0), np.sqrt(np.maximum(variance, 0))))
     text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
     if low > LARGE_GAIN:
-        still = float((found.by_group["varies"].max(axis=1) == 0).mean())
+        dead = float((found.by_group["varies"].max(axis=1) == 0).mean())
         yield Advice(
             override("algorithm.gdpo.whiten", "none"),
-            f"whitening multiplies every advantage by {text}: in {still:.0%} of the groups nothing "
-            "varies, and the others are scaled up for them",
+            f"whitening multiplies every advantage by {text}, because {dead:.0%} of the groups are "
+            "dead",
         )
     elif value > LARGE_GAIN:
-        yield Advice("", f"whether whitening magnifies ({text})")
+        yield Advice("", f"whether whitening magnifies advantages ({text})")

@@ -1,11 +1,11 @@
-"""The capacity of a set of rewards at a group size, from more answers to each prompt.
+"""The capacity of a set of rewards at a group size, from more responses to each prompt.
 
-A group of n answers is drawn from the N that a prompt has. A component varies in it unless all of
-its scored answers got the same: of N answers, c_v of which got the value v and m are not scored,
+A group of n responses is drawn from the N that a prompt has. A component varies in it unless all
+scored responses have the same value: of N responses, c_v have the value v and m are not scored,
 
   P(n varies) = 1 - (sum_v C(c_v + m, n) - (V - 1) C(m, n)) / C(N, n)
 
-with V values; the mean over the prompts is exact, nothing is drawn.
+with V values. The mean over the prompts is exact.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from statistics import fmean
 from typing import Any
 
 SIZES = (4, 8, 16)
-# A component that varies in fewer groups is rare, and one in so few of a step may never start.
+# A component that varies in fewer groups is rare, and may never be learned.
 RARE = 0.05
 LARGEST_GROUP = 64
 
 
 def varies(values: Sequence[float], size: int) -> float:
-    """The probability that a component varies among `size` of a prompt's answers.
+    """Return the probability that a component varies among `size` of a prompt's responses.
 
     >>> varies([0.0, 0.0, 0.0, 1.0], 2)
     0.5
@@ -38,7 +38,7 @@ def varies(values: Sequence[float], size: int) -> float:
 
 
 def expected_to_vary(values: Sequence[float], size: int) -> float:
-    """The same for `size` new answers that come as often as these did: 1 - sum_v p_v^n."""
+    """Return the same for `size` new responses with these frequencies: 1 - sum_v p_v^n."""
     counts = Counter(value for value in values if not isnan(value))
     total = counts.total()
     return 1 - sum((count / total) ** size for count in counts.values()) if total else 0.0
@@ -52,18 +52,18 @@ def capacity(
     size: int,
     prompts_a_step: int,
 ) -> dict[str, Any]:
-    """The share of groups in which each component varies, by group size.
+    """Return the share of groups in which each component varies, by group size.
 
     Args:
-      rewards: of each answer, K components after conditions; NaN where not scored.
-      groups: the prompt of each answer.
-      size: of the training's groups.
-      prompts_a_step: groups of a training step.
+      rewards: K components of each response after conditions; NaN where not scored.
+      groups: the prompt of each response.
+      size: the size of the run's groups.
+      prompts_a_step: the number of groups in a training step.
 
     Returns:
-      `answers` (N, of the prompt with the fewest), `size`, `varies` (by size and component; only
-      for sizes up to N), `teaches` (the sum over the components at `size`, of `rewards`), and
-      `rare`, sentences.
+      `answers` (N of the prompt with the fewest responses), `size`, `varies` (by size and
+      component; only for sizes up to N), `teaches` (the sum over the components at `size`, of
+      `rewards`), and `rare`, sentences.
     """
     members: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
     for group, row in zip(groups, rewards, strict=True):
@@ -101,10 +101,10 @@ def _rare(
         if fmean(expected_to_vary(values, larger) for values in column) >= RARE:
             break
         larger *= 2
-    remedy = "demonstrations first"
+    remedy = "train on demonstrations first"
     if larger <= LARGEST_GROUP:
-        remedy = f"demonstrations or actor_rollout_ref.rollout.n={larger} first"
+        remedy = f"train on demonstrations first, or set actor_rollout_ref.rollout.n={larger}"
     return (
-        f"{key}: {share:.1%} of groups of {size} vary, {share * prompts:.2g} of {prompts} a step: "
-        f"may never start; {remedy}"
+        f"{key} varies in {share:.1%} of groups of {size}, {share * prompts:.2g} of {prompts} per "
+        f"step. It may never be learned; {remedy}"
     )

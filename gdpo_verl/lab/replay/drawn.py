@@ -14,9 +14,9 @@ from gdpo_verl.lab.rundir.run import Run
 
 
 def run_of_dumps(path: Path) -> Run:
-    """The run that a folder of dumps is of, as far as its rows tell of it.
+    """Return the run of a folder of dumps, with the metrics that follow from its rows.
 
-    Without components the score that verl dumps is drawn alone.
+    Where the rows have no components, only the score that verl dumps is drawn.
 
     Raises:
       ValueError: there are no dumps, or a row cannot be read; names file and line.

@@ -1,10 +1,11 @@
 """The figures of each component under some settings, kept by group, so that groups are resampled.
 
-Rows of a step come and go; of a group K numbers of each kind stay, and K x K products.
+Of each response 2 x K numbers are kept, of each group K numbers of each kind and K x K products.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition
+from gdpo_verl.advantage.groups import Groups
 from gdpo_verl.config import Objective
 from gdpo_verl.diagnostics import influence_terms
 from gdpo_verl.lab.replay.settings import Setting
@@ -29,9 +31,9 @@ Array: TypeAlias = Any  # numpy's, of float64
 
 
 def known_passing(objective: Objective) -> dict[str, float]:
-    """The values from which on components are passed, as if each were the outcome, where known.
+    """Return the smallest passing value of each component for which the settings say it.
 
-    A condition's threshold, else the largest value that is declared.
+    It is the threshold of a condition, else the largest declared value.
     """
     values = {key: high for key, (_, high) in objective.ranges.items()}
     conditions = objective.config.conditions.values()
@@ -40,29 +42,26 @@ def known_passing(objective: Objective) -> dict[str, float]:
 
 @dataclass
 class Figures:
-    """Sums over the rows of each group.
+    """Sums over the responses of each group.
 
     Attributes:
-      known_passing: the values from which on components are passed, where they are known.
+      known_passing: as the function of this name returns it; to be set before figures are read.
       named_outcome: the component that the user names as the outcome; "" where none is named.
       known: the weights that made the advantages are known, and so the shares.
-      settings: those that they are of; several where several runs had their own.
-      low, high: the least and the largest value of each component, shape (K,).
-      verdicts: whether each component was always 0 or 1, shape (K,).
+      settings: those that the figures belong to; several where several runs had their own.
     """
 
     known_passing: Mapping[str, float] = field(default_factory=dict)
     named_outcome: str = ""
     known: bool = True
     settings: list[Setting] = field(default_factory=list)
-    low: Tensor | float = torch.inf
-    high: Tensor | float = -torch.inf
-    verdicts: Tensor | bool = True
     _parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    # Of each batch its groups, rewards and positive terms.
+    _batches: list[tuple[Groups, Tensor, Tensor]] = field(default_factory=list)
 
     @property
     def setting(self) -> Setting:
-        """The settings, where they are those of all rows."""
+        """The settings of all responses."""
         return self.settings[-1]
 
     @property
@@ -77,29 +76,43 @@ class Figures:
 
     @property
     def outcome(self) -> str | None:
-        """The component that says whether an answer solved its task; None where none does.
+        """The component that says whether a response solves its task; None where none is known.
 
-        The one that the user names, else the one that the settings or the usual names tell, else
-        the only one that is always 0 or 1 and varies.
+        It is the component that the user names, else the one of the gate, of all conditions or of a
+        usual name, else the only component that is always 0 or 1 and varies.
         """
         if self.named_outcome:
             return self.named_outcome
         column = self.setting.objective.outcome_column
         if column is not None:
             return self.keys[column]
-        pairs = zip(self.keys, np.asarray(self.verdicts), self.varying, strict=True)
-        binary = [key for key, is_verdict, count in pairs if is_verdict and count > 0]
-        return binary[0] if len(binary) == 1 else None
+        pairs = zip(self.keys, self.varying, strict=True)
+        verdicts = [key for key, count in pairs if key in self.verdicts and count > 0]
+        return verdicts[0] if len(verdicts) == 1 else None
 
-    @property
+    @cached_property
+    def rewards(self) -> Array:
+        """The rewards of all responses, NaN where not scored: shape (B, K)."""
+        return torch.cat([raw for _, raw, _ in self._batches]).numpy()
+
+    @cached_property
+    def verdicts(self) -> list[str]:
+        """The components that are always 0 or 1."""
+        columns = zip(self.keys, self.rewards.T, strict=True)
+        return [key for key, column in columns if np.isin(column[~np.isnan(column)], (0, 1)).all()]
+
+    @cached_property
     def passing(self) -> dict[str, float]:
-        """The value from which on each component is passed.
+        """The smallest passing value of each component; none where nothing tells it.
 
-        Where it is not known, the largest of all answers; where these are all alike, none.
+        Where `known_passing` does not have it, it is the largest value of all responses.
         """
-        ends = zip(self.keys, np.asarray(self.low), np.asarray(self.high), strict=True)
-        largest = {key: float(high) for key, low, high in ends if low < high}
-        return largest | dict(self.known_passing)
+        found = {}
+        for key, column in zip(self.keys, self.rewards.T, strict=True):
+            values = column[~np.isnan(column)]
+            if len(np.unique(values)) > 1:
+                found[key] = float(values.max())
+        return found | dict(self.known_passing)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -107,7 +120,7 @@ class Figures:
         return dict(zip(self.keys, self.setting.objective.weights, strict=True))
 
     def add(self, setting: Setting, decomposition: Decomposition, advantage: Tensor) -> None:
-        """Add the groups of a batch with its settings and the advantage that trains, shape (B,)."""
+        """Add the groups of a batch with its settings and its final advantage, shape (B,)."""
         if setting not in self.settings:
             self.settings.append(setting)
         groups = decomposition.groups
@@ -117,11 +130,7 @@ class Figures:
         z = torch.where(live[:, None], decomposition.normalized.nan_to_num(0.0), 0.0)
         terms = torch.where(live[:, None], setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
-        self._add_range(raw)
-        largest = dict(zip(self.keys, torch.as_tensor(self.high).tolist(), strict=True))
-        passing = [self.known_passing.get(key, largest[key]) for key in self.keys]
-        # One that is not scored fails.
-        fails = ~(raw >= torch.tensor(passing, dtype=torch.float64))
+        self._batches.append((groups, raw, paid))
         combined = decomposition.combined.nan_to_num(0.0)
         rows = {
             "size": torch.ones_like(live),
@@ -131,39 +140,28 @@ class Figures:
             "std": torch.where(spread.group_varies, spread.std, 0.0),
             "share": terms.abs(),
             "paid": paid,
-            "failed": fails,
-            # (K, K): what component k pays to answers that fail component l.
-            "missed": paid[:, :, None] * fails[:, None, :],
             "influence": influence_terms(decomposition, advantage),
             "products": z[:, :, None] * z[:, None, :],
             "combined": combined,
             "squares": combined.square(),
         }
         for name, values in rows.items():
-            sums = torch.zeros((groups.number, *values.shape[1:]), dtype=torch.float64)
-            self._parts[name].append(sums.index_add_(0, groups.codes, values.to(torch.float64)))
+            self._add_sums(name, groups, values)
 
-    def _add_range(self, raw: Tensor) -> None:
-        """Add a batch to the range of each component, and to what is known of its values.
-
-        Where the largest value rises and is what passes, all answers before have failed.
-        """
-        before = torch.as_tensor(self.high).expand(len(self.keys))
-        self.low = torch.minimum(raw.nan_to_num(torch.inf).amin(0), torch.as_tensor(self.low))
-        self.high = torch.maximum(raw.nan_to_num(-torch.inf).amax(0), before)
-        verdict = raw.isnan() | (raw == 0) | (raw == 1)
-        self.verdicts = verdict.all(0) & torch.as_tensor(self.verdicts)
-        for column in (self.high > before).nonzero().flatten().tolist():
-            if self.keys[column] in self.known_passing:
-                continue
-            for size, failed in zip(self._parts["size"], self._parts["failed"], strict=True):
-                failed[:, column] = size
-            for paid, missed in zip(self._parts["paid"], self._parts["missed"], strict=True):
-                missed[:, :, column] = paid
+    def _add_sums(self, name: str, groups: Groups, values: Tensor) -> None:
+        sums = torch.zeros((groups.number, *values.shape[1:]), dtype=torch.float64)
+        self._parts[name].append(sums.index_add_(0, groups.codes, values.to(torch.float64)))
 
     @cached_property
     def by_group(self) -> dict[str, Array]:
-        """Each kind of sum by group: to be read when all are added."""
+        """Each kind of sum by group: to be read when all batches are added."""
+        passing = [self.passing.get(key, math.inf) for key in self.keys]
+        for groups, raw, paid in self._batches:
+            # A response that is not scored fails.
+            fails = ~(raw >= torch.tensor(passing, dtype=torch.float64))
+            self._add_sums("failed", groups, fails)
+            # (K, K): the positive terms of component k in responses that fail component l.
+            self._add_sums("missed", groups, paid[:, :, None] * fails[:, None, :])
         return {name: torch.cat(each).numpy() for name, each in self._parts.items()}
 
     @property
@@ -173,24 +171,24 @@ class Figures:
 
     @property
     def several(self) -> int:
-        """Groups of several answers."""
+        """Groups of several responses."""
         return int((self.by_group["size"] > 1).sum())
 
     @property
     def dead(self) -> int:
-        """Groups of several answers in which no component varies."""
-        still = self.by_group["varies"].max(axis=1) == 0
-        return int((still & (self.by_group["size"] > 1) & (self.by_group["scored"] > 0)).sum())
+        """Groups of several responses in which all components are constant."""
+        constant = self.by_group["varies"].max(axis=1) == 0
+        return int((constant & (self.by_group["size"] > 1) & (self.by_group["scored"] > 0)).sum())
 
     @cached_property
     def varying(self) -> list[int]:
-        """The groups in which each component varies."""
+        """The number of groups in which each component varies."""
         counts: list[int] = (self.by_group["varies"] > 0).sum(axis=0).tolist()
         return counts
 
     @cached_property
     def passed(self) -> dict[str, int]:
-        """The groups in which some answer passes each component."""
+        """The number of groups in which a response passes each component."""
         passes = self.by_group["failed"] < self.by_group["size"][:, None]
         return dict(zip(self.keys, passes.sum(axis=0).tolist(), strict=True))
 
@@ -209,7 +207,7 @@ class Figures:
 
     @cached_property
     def misses(self) -> Array:
-        """The part of what component k pays that goes to answers that fail l: (…, K, K)."""
+        """The part of component k's positive terms in responses that fail l: (…, K, K)."""
         return divided(self.sums["missed"], self.sums["paid"][:, :, None])
 
     @cached_property
@@ -219,7 +217,7 @@ class Figures:
         return divided(self.sums["products"], squares[:, :, None] * squares[:, None, :])
 
     def of(self, key: str, outcome: str | None) -> dict[str, float | int | None]:
-        """The figures of a component, `misses` as for this outcome; None is not known."""
+        """Return the figures of a component, `misses` for this outcome; None where unknown."""
         if key not in self.keys:
             return {}
         k = self.keys.index(key)
@@ -237,16 +235,16 @@ class Figures:
 
 
 def divided(numerator: Array, denominator: Array) -> Array:
-    """NaN where there is nothing to divide by."""
+    """Divide; the result is NaN where the denominator is 0."""
     shape = np.broadcast_shapes(numerator.shape, denominator.shape)
     out = np.full(shape, np.nan)
     return np.divide(numerator, denominator, out=out, where=np.abs(denominator) > 1e-12)
 
 
 def interval(values: Array) -> tuple[float, float, float]:
-    """A statistic of all groups, and the ends of the 95 % of its draws."""
+    """Return a statistic of all groups, and the ends of its 95 % interval."""
     with warnings.catch_warnings():
-        # A component that no draw has is NaN, and is compared as such.
+        # A component that is in no draw is NaN.
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return float(values[0]), float(low), float(high)

@@ -16,19 +16,19 @@ from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import columns
 
 LIMITS = (
-    "This is the first step from these answers; what the policy would do afterwards it does not "
-    "know."
+    "These are the advantages that the settings give to these responses. They do not show what a "
+    "policy would do afterwards."
 )
-# TRL logs single precision, and adds its epsilon at another place than we do.
+# TRL logs single precision, and adds epsilon at another place than this package.
 _REPRODUCED = 1e-3
 _WIDTH = 100
-_SHOWN = 3  # of the answers that change most, on the terminal
+_SHOWN = 3  # of the responses that change most, on the terminal
 _TEXT = 1_500  # characters of each on the page
 _FORMS = {"varies": "d", "share": ".0%", "influence": ".3f", "misses": ".0%"}
 
 
 def to_json(result: Replay) -> dict[str, Any]:
-    """All figures; of pairs the recorded settings come first. None is not known."""
+    """Return all figures; in a pair the recorded settings come first. None means unknown."""
     recorded, asked = result.recorded, result.asked
     components = {}
     for key in asked.keys:
@@ -56,10 +56,10 @@ def to_json(result: Replay) -> dict[str, Any]:
 
 
 def to_text(result: Replay) -> str:
-    """One screen."""
+    """Return one screen of text."""
     before, after = result.recorded.name, result.asked.name
     lines = [
-        f"{', '.join(result.where)}: {result.rows} answers in {result.asked.groups} groups, "
+        f"{', '.join(result.where)}: {result.rows} responses in {result.asked.groups} groups, "
         f"{result.steps} steps; recorded {before}, asked {after}",
         LIMITS,
         "",
@@ -82,7 +82,7 @@ def to_text(result: Replay) -> str:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """The advice, each line with its override below, and the conclusion."""
+    """Return the advice, each with its override on the next line, and the conclusion."""
     lines = []
     for number, each in enumerate(verdict.advice, start=1):
         lines += [*_wrapped(f"{number}. {each.because}", "   "), f"   {each.override}"]
@@ -92,28 +92,28 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 def reproduction(result: Replay) -> str:
     """Say whether the recorded advantages follow from the recorded settings."""
     if result.reproduces is None:
-        return "No advantages are recorded: there is nothing to reproduce."
+        return "No advantages are recorded, so none can be reproduced."
     if result.reproduces <= _REPRODUCED:
         size = f"{result.reproduces:.1g}"
-        return f"Reproduces: recorded and computed advantages differ by {size} at most."
+        return f"Reproduces: recorded and computed advantages differ by at most {size}."
     return (
         f"DOES NOT REPRODUCE: recorded and computed advantages differ by up to "
-        f"{result.reproduces:.1g}. The answers were trained under other settings (TRL logs no "
-        "reward_weights: give them as algorithm.gdpo_reward_weights), or some of a batch are not "
-        "here."
+        f"{result.reproduces:.1g}. The responses were trained under other settings (TRL logs no "
+        "reward_weights; state them as algorithm.gdpo_reward_weights), or some responses of a "
+        "batch are missing."
     )
 
 
 def outcome_text(figures: Figures) -> str:
-    """Say which component is taken to be the outcome."""
+    """Say which component counts as the outcome."""
     if figures.outcome is None:
         return (
             f"No outcome is known: none of {', '.join(figures.keys)} has a usual name, and not "
-            "exactly one of them is always 0 or 1. Name it with --outcome COMPONENT."
+            "exactly one of them is always 0 or 1. Name the outcome with --outcome COMPONENT."
         )
     return (
-        f"{figures.outcome} is taken to be the outcome, which says whether a response solved its "
-        "task; --outcome COMPONENT names another."
+        f"{figures.outcome} counts as the outcome, which says whether a response solves its "
+        "task; --outcome COMPONENT names another component."
     )
 
 
@@ -121,17 +121,17 @@ def changes(result: Replay) -> str:
     """Count what changes from the recorded to the asked settings."""
     return (
         f"dead groups: {_arrow([result.recorded.dead, result.asked.dead], 'd')}; the order of "
-        f"answers changes in {result.order_changes} of {result.asked.groups} groups, the sign for "
-        f"{result.sign_changes} of {result.rows} answers"
+        f"responses changes in {result.order_changes} of {result.asked.groups} groups, the sign of "
+        f"the advantage for {result.sign_changes} of {result.rows} responses"
     )
 
 
 def table(result: Replay) -> list[Sequence[str]]:
-    """A row for each component, the heading first."""
+    """Return the heading and a row for each component."""
     asked = result.asked
-    failing = "paid to failures"
+    failing = "positive terms in failures"
     if asked.outcome in asked.passing:
-        failing = f"paid where {asked.outcome} < {asked.passing[asked.outcome]:g}"
+        failing = f"positive terms where {asked.outcome} < {asked.passing[asked.outcome]:g}"
     rows: list[Sequence[str]] = [("component", "varies in groups", "share", "influence", failing)]
     for name, pairs in to_json(result)["components"].items():
         rows.append([name, *(_arrow(pairs[figure], form) for figure, form in _FORMS.items())])
@@ -167,7 +167,7 @@ def _arrow(pair: Sequence[float | int | None], form: str) -> str:
 
 
 def _change(entry: dict[str, Any]) -> str:
-    """Both advantages of an answer, and those of its components that are scored."""
+    """Show both advantages of a response, and its scored components."""
     both = f"{entry['recorded']:+.2f} → {entry['asked']:+.2f}"
     components = entry["components"].items()
     scored = {name: value for name, value in components if reward_of(value) is not None}

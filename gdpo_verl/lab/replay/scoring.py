@@ -23,7 +23,7 @@ _COLUMNS = {
 
 
 class StoredAnswerScorer:
-    """A reward function, called as verl's managers do with what a row holds of its arguments.
+    """A reward function, called as verl's managers call it, with the arguments that a row holds.
 
     Args:
       function: FILE:NAME or pkg://package.module:NAME, name `compute_score` when left out.
@@ -35,11 +35,11 @@ class StoredAnswerScorer:
     def __init__(self, function: str) -> None:
         self.function = function
         self._child = ChildProcess([sys.executable, "-m", "gdpo_verl.lab.replay.worker", function])
-        loaded = self._ask({}, f"--function {function}: loading it", _LOAD_SECONDS)
+        loaded = self._ask({}, f"--function {function}: loading", _LOAD_SECONDS)
         self.components = tuple(Component(**each) for each in loaded)
 
     def __call__(self, row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """The reward's dict; ValueError names file and line."""
+        """Return what the reward function returns; ValueError names file and line."""
         arguments = {
             name: row[column]
             for name, columns in _COLUMNS.items()
@@ -69,9 +69,9 @@ class StoredAnswerScorer:
 
 
 def token_counter(model: str) -> TokenCounter:
-    """Count an answer's tokens with a model's tokenizer."""
+    """Return a function that counts a response's tokens with a model's tokenizer."""
     from gdpo_verl.lab.tasks.rows import tokenizer_of
 
     tokenizer = tokenizer_of(model, "--tokenizer")
-    # The dump holds no end token, which the training counted.
+    # The dump holds no end token, which the training run counted.
     return lambda row: 1 + len(tokenizer.encode(str(row.get("output")), add_special_tokens=False))

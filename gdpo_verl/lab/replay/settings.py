@@ -1,4 +1,4 @@
-"""Settings as a training has them: those that a source was made with, and those asked for."""
+"""The settings that a source was made with, and those asked for, as in a training command."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.config.parsing import refuse_unused
 from gdpo_verl.config.wording import VERL
 from gdpo_verl.lab.replay.sources import Batch, Source
-from gdpo_verl.lab.rundir.trust import as_settings
+from gdpo_verl.lab.rundir.run import as_settings
 from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
 
 Overrides: TypeAlias = Sequence[tuple[str, Any]]
 ESTIMATORS = ("gdpo", "grpo")
-# What TRL's `GRPOTrainer` may have done: its sum's advantage, without the deviation, and GDPO.
+# What TRL's `GRPOTrainer` may have computed: GRPO with or without the deviation, or GDPO.
 _TRLS: list[dict[str, Any]] = [
     {"adv_estimator": "grpo", "gdpo": {"epsilon": 1e-4}},
     {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -33,7 +33,7 @@ _TRLS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Setting:
-    """An estimator with what it is computed of.
+    """An estimator with its components and settings.
 
     Attributes:
       objective: components, weights, conditions, variant.
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def whiten(self) -> str:
-        """The unit that the advantages are whitened over: `token`, `sequence` or `none`."""
+        """What the advantages are whitened over: `token`, `sequence` or `none`."""
         config = self.objective.config
         return config.whiten or config.chosen_variant.whiten
 
@@ -61,21 +61,21 @@ class Setting:
         return f"{self.name}{ADVANTAGE}"
 
     def decompose(self, batch: Batch) -> Decomposition:
-        """The rewards of a batch under these settings; ValueError names file and line."""
+        """Decompose a batch under these settings; ValueError names file and line."""
         tokens = batch.numbers(TOKENS)
         uncounted = tokens.isnan()
         if self.whiten == "token" and bool(uncounted.any()):
             row = int(uncounted.nonzero()[0])
             raise ValueError(f"{batch.places[row]}: expected {TOKENS}, found none")
         raw = self._read(batch, tokens)
-        # Without them every sequence counts alike.
+        # Without token counts every response has the same weight.
         counts = tokens.nan_to_num(1.0)
         return self.objective.decompose(raw, batch.groups, counts, batch.step)
 
     def _read(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """The components of a batch: shape (B, K).
+        """Return the components of a batch: shape (B, K).
 
-        A derived component that the rows hold is read as any other, and else computed.
+        A derived component that the rows hold is read; another one is computed.
         """
         infos = batch.infos
         config = self.objective.config
@@ -87,13 +87,13 @@ class Setting:
         return objective.with_derived(raw, infos, lengths, batch.groups)
 
     def advantage(self, decomposition: Decomposition, batch: Batch | None = None) -> Tensor:
-        """The advantage that trains, by turn its mean over an answer's tokens: shape (B,).
+        """Return the final advantage, per turn its mean over a response's tokens: shape (B,).
 
         Args:
-          batch: that was decomposed; without it each answer has the advantage of its sums.
+          batch: the batch that was decomposed; without it no credit is given per turn.
 
         Raises:
-          ValueError: the tokens of an answer's turns are not known; names file and line.
+          ValueError: the token counts of a response's turns are unknown; names file and line.
         """
         if self.estimator != "gdpo":
             return decomposition.grpo
@@ -104,7 +104,7 @@ class Setting:
         for place, counts in zip(batch.places, tokens, strict=True):
             if counts is None:
                 raise ValueError(
-                    f"{place}: expected {column}, found none. Take algorithm.gdpo.credit=answer"
+                    f"{place}: expected {column}, found none. Set algorithm.gdpo.credit=answer"
                 )
         turns = Turns.of(tokens)
         lists = turn_lists(batch.infos, self.objective, batch.places)
@@ -112,15 +112,15 @@ class Setting:
         return by_turn.advantage
 
     def terms(self, decomposition: Decomposition) -> Tensor:
-        """The terms that are added for it, before the batch step: shape (B, K)."""
+        """Return the terms whose sum is the advantage before whitening: shape (B, K)."""
         return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
 
 def parse_overrides(overrides: Sequence[str]) -> Overrides:
-    """The keys and values of Hydra's overrides of `algorithm`, as a training takes them.
+    """Return the keys and values of Hydra's overrides of `algorithm`.
 
     Raises:
-      ValueError: one that Hydra refuses, that is of another node, or that changes no advantage.
+      ValueError: Hydra rejects an override, or it is of another node or changes no advantage.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -137,8 +137,8 @@ def parse_overrides(overrides: Sequence[str]) -> Overrides:
         key = str(each.key_or_group)
         if not key.startswith("algorithm."):
             raise ValueError(
-                f"{key}: expected a setting of `algorithm`, which is computed from stored answers; "
-                "another one makes other answers, and needs a training"
+                f"{key}: expected a setting of `algorithm`, whose effect follows from stored "
+                "responses. Other settings lead to other responses, which need a training run"
             )
         parsed.append((key, each.value()))
     algorithm = with_overrides({}, parsed)
@@ -148,10 +148,10 @@ def parse_overrides(overrides: Sequence[str]) -> Overrides:
 
 
 def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
-    """An `algorithm` node after overrides, one after the other, as Hydra does.
+    """Return an `algorithm` node after overrides, in their order, as Hydra applies them.
 
     Raises:
-      ValueError: a mapping would be joined to a list, or a list to a mapping; names the key.
+      ValueError: Hydra does not merge a mapping and a list; names the key.
     """
     node = OmegaConf.create({"algorithm": dict(base)})
     for key, value in overrides:
@@ -160,18 +160,18 @@ def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
         except ConfigTypeError as error:
             raise ValueError(
                 f"{key}: expected a value like {OmegaConf.select(node, key)}, which the run has, "
-                f"found {value}. Hydra does not join a mapping and a list. Write it as the run "
-                f"does, or set {key}=null first."
+                f"found {value}. Hydra does not merge a mapping and a list. Write the value as the "
+                f"run does, or set {key}=null first."
             ) from error
     algorithm: DictConfig = node.algorithm
     return algorithm
 
 
 def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Setting]]:
-    """Each batch of a source with the settings that it was made with.
+    """Yield each batch of a source with the settings that it was made with.
 
-    Those of a run are its own, of a stock dump GRPO's defaults, and of the completions of TRL's
-    own trainer those that make the advantages of the first batch.
+    A run has its own settings, a dump of stock verl has GRPO's defaults, and completions of TRL's
+    `GRPOTrainer` have those settings that give the advantages of the first batch.
     """
     recorded = setting_of(recorded_algorithm(source), source)
     for number, batch in enumerate(source.batches()):
@@ -181,7 +181,7 @@ def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Se
 
 
 def recorded_algorithm(source: Source) -> dict[str, Any]:
-    """The settings that a source was made with: its own; of a stock dump, GRPO's defaults."""
+    """Return the settings that a source was made with: its own, else GRPO's defaults."""
     algorithm = dict(source.algorithm or {})
     if algorithm.get("adv_estimator") not in ESTIMATORS:
         known = source.is_ours and source.algorithm is None
@@ -190,14 +190,14 @@ def recorded_algorithm(source: Source) -> dict[str, Any]:
 
 
 def asked_setting(source: Source, overrides: Overrides) -> Setting:
-    """The settings asked for: the overrides of a run's own, and of a stock dump those of GDPO."""
+    """Return the settings asked for: the overrides, applied to a run's own or to GDPO's."""
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
     merged = OmegaConf.to_container(with_overrides(base, overrides), resolve=False)
     return setting_of(as_settings(merged), source)
 
 
 def setting_of(algorithm: Any, source: Source) -> Setting:
-    """An `algorithm` node, a dict or omegaconf's, with the components of a source.
+    """Return the settings of an `algorithm` node, a dict or OmegaConf's, for a source.
 
     Raises:
       ValueError: names the key.
@@ -212,7 +212,7 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
     over = config.whiten or config.chosen_variant.whiten
     if over == "token" and not source.counts_tokens:
         config = replace(config, whiten="sequence")
-    # The rows hold the derived components of their training, which no reward returned.
+    # The rows hold the derived components of their run, which no reward function returned.
     components = [each for each in source.components if each.name not in config.derived]
     returned = [each.name for each in components]
     if config.reward_keys is not None:
@@ -221,9 +221,9 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
 
 
 def _closest_of_trl(source: Source, batch: Batch, asked: Objective) -> Setting:
-    """The settings of TRL's trainer that make the logged advantages of a batch.
+    """Return the settings of TRL's trainer that give the logged advantages of a batch.
 
-    TRL logs no weights: they are all 1, or those that are asked for.
+    TRL logs no weights: either all are 1, or they are those that are asked for.
     """
     logged = batch.numbers("advantage")
     weights = {"gdpo_reward_weights": dict(zip(asked.keys, asked.weights, strict=True))}
@@ -239,10 +239,10 @@ def _closest_of_trl(source: Source, batch: Batch, asked: Objective) -> Setting:
 def grpo_of_score(
     setting: Setting, score: Tensor, decomposition: Decomposition
 ) -> tuple[Tensor, Decomposition | None]:
-    """GRPO's advantage of the score that was dumped, and the components with its weights.
+    """Return GRPO's advantage of the dumped score, and the components with its weights.
 
-    The weights are those with which the components add up to the score within groups; None where
-    there are none.
+    With these weights the components add up to the score within groups. The second value is None
+    where no weights do.
 
     Args:
       score: float64, shape (B,), in reward units.

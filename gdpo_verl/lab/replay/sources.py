@@ -1,6 +1,6 @@
-"""Stored answers: of a run, of verl's dumps, of TRL's completions, of a file of anybody's rows.
+"""Stored responses: of a run, verl's dumps, TRL's completions, or a table with other names.
 
-Dumps are read a step at a time; a file that may hold several steps is read whole.
+Dumps are read a step at a time; a file that may hold several steps is read at once.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from gdpo_verl.lab.rundir.dumps import (
     step_of,
 )
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import read_run
-from gdpo_verl.lab.rundir.trust import check_no_foreign_code, read_settings
+from gdpo_verl.lab.rundir.run import read_run, read_settings
+from gdpo_verl.lab.rundir.trust import check_no_foreign_code
 from gdpo_verl.names import did_you_mean
 
-# Rows that are looked at to know the columns: a component may be unscored in the first of them.
+# Rows that are read to know the columns: a component may be unscored in the first of them.
 _PEEK = 1024
 # Columns with numbers that no reward returned.
 _NO_REWARD = (*RESERVED, "advantage", "parse_error", "prompt", "completion")
@@ -57,12 +57,12 @@ _NO_REWARD = (*RESERVED, "advantage", "parse_error", "prompt", "completion")
 
 @dataclass(frozen=True)
 class Answer:
-    """One stored answer, and where it lies.
+    """One stored response, and its place.
 
     Attributes:
       row: as it is stored.
-      components: what the reward returned.
-      turns: the lists of components by turn, by their columns.
+      components: what the reward function returned.
+      turns: the lists of the components per turn, by their columns.
     """
 
     file: Path
@@ -79,7 +79,7 @@ class Answer:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The answer for a program: where it stands, its texts and components."""
+        """The response as JSON holds it: its place, texts and components."""
         return {
             "file": str(self.file),
             "line": self.line,
@@ -92,14 +92,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Batch:
-    """Answers of a step that were whitened together, one a session."""
+    """Responses of a step that were whitened together, one per rollout."""
 
     step: int
     answers: Sequence[Answer]
 
     @property
     def groups(self) -> list[str]:
-        """The group of each answer."""
+        """The group of each response."""
         return [each.group for each in self.answers]
 
     @property
@@ -109,14 +109,14 @@ class Batch:
 
     @property
     def infos(self) -> list[dict[str, Any]]:
-        """The components of each, those by turn with their lists."""
+        """The components of each response, with the lists of those per turn."""
         return [each.components | each.turns for each in self.answers]
 
     def numbers(self, column: str) -> Tensor:
-        """A column of the rows: float64, shape (B,), NaN where it is not there.
+        """Return a column of the rows: float64, shape (B,), NaN where it is absent.
 
         Raises:
-          ValueError: something else is there; names file and line.
+          ValueError: a value is not a number; names file and line.
         """
         values = [each.row.get(column) for each in self.answers]
         for answer, value in zip(self.answers, values, strict=True):
@@ -130,28 +130,28 @@ class Batch:
 
 @dataclass
 class Source:
-    """The files of one place; `notes` gets what there is to say of them.
+    """The files of one place; `notes` gets sentences on them.
 
     Attributes:
       path: a run, a folder of dumps or a file.
       group: the column that names the group; "" for verl's uid, else its prompt.
       named: the columns of the components, where the user names them.
-      keys: those that are asked for, which are the components where nothing else tells.
-      scorer: scores the answers anew; None takes the stored components.
-      counter: counts an answer's tokens; None takes the stored counts.
-      trust: the run's configuration may name code from outside of this package.
+      keys: the components that the settings name, for rows where nothing else names them.
+      scorer: scores the responses anew; None uses the stored components.
+      counter: counts the tokens of a response; None uses the stored counts.
+      trust: the run's configuration may name code from outside this package.
       notes: sentences.
       files: by step; by None one that may hold several.
       run: the folder of the run, where its configuration and metrics are.
-      first_rows, first_place: of the first file, which tell the columns.
-      columns: of the rows.
+      first_rows, first_place: the first rows of the first file, and the place of the first one.
+      columns: the columns of the first rows.
       is_ours: the plug-in has dumped its advantages.
       is_trls: TRL has logged the completions.
-      counts_tokens: the tokens of each answer are known.
-      score_column: that GRPO normalised; "" where it is the sum of the components.
+      counts_tokens: the token counts of the responses are known.
+      score_column: the score that GRPO normalised; "" where it is the sum of the components.
 
     Raises:
-      ValueError: there are no answers, or those of several runs, or what is named is no column;
+      ValueError: there are no responses, or those of several runs, or a name is not a column;
         names the path.
     """
 
@@ -187,24 +187,24 @@ class Source:
         self.score_column = "" if self.is_ours or self.is_trls or not scores else scores[0]
 
     def _check_columns(self) -> None:
-        """Raise ValueError where what the user names is no column, or nothing tells the groups."""
+        """Raise ValueError where a name is not a column, or where no column has the groups."""
         names = [("--group", self.group)] if self.group else []
         names += [("--components", name) for name in self.named]
         for option, name in names:
             if name not in self.columns:
                 raise ValueError(
-                    f"{option}: {name!r} is no column of {self.first_place}; there are "
-                    f"{self.columns}.{did_you_mean(name, self.columns)}"
+                    f"{option}: expected a column of {self.first_place}, one of {self.columns}, "
+                    f"found {name!r}.{did_you_mean(name, self.columns)}"
                 )
         if not self.group and "uid" not in self.columns and "input" not in self.columns:
             raise ValueError(
-                f"{self.first_place}: the rows hold neither uid nor prompt. Name the column that "
-                f"answers to one prompt share with replay's --group; there are {self.columns}"
+                f"{self.first_place}: expected the column uid or prompt, found {self.columns}. "
+                "Name the column whose value the responses to one prompt share with --group"
             )
 
     @cached_property
     def components(self) -> list[Component]:
-        """The components in order; empty where there are none."""
+        """The components in order; empty where the rows have none."""
         declared = {each.name: each for each in self.scorer.components} if self.scorer else {}
         names = self.named or list(declared) or self._found()
         # `GDPOTrainer` writes the ranges that it was given.
@@ -217,7 +217,7 @@ class Source:
         return found
 
     def _found(self) -> Sequence[str]:
-        """The names of the components where neither the user nor a reward function says them."""
+        """Return the components' names where neither the user nor a reward function gives them."""
         if self.scorer:
             return _numbers([self.scorer(self.first_rows[0], self.first_place)])
         asked = () if self.is_ours else self.keys
@@ -245,15 +245,15 @@ class Source:
             except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
                 raise ValueError(
                     f"{config}: expected the run's configuration with `algorithm`, found: {error}. "
-                    "Mend it, or give a copy of the folder of dumps alone"
+                    "Correct it, or give a copy of only the folder of dumps"
                 ) from error
             if not self.trust:
-                remedy = "add --trust; otherwise give a copy of the folder of dumps alone"
+                remedy = "add --trust; otherwise give a copy of only the folder of dumps"
                 check_no_foreign_code({"algorithm": found}, str(config), remedy)
         return found
 
     def batches(self) -> Iterator[Batch]:
-        """The batches in the order of their steps.
+        """Yield the batches in the order of their steps.
 
         Raises:
           ValueError: names file and line.
@@ -262,7 +262,7 @@ class Source:
             found, cut = self._read(number, path)
             if cut:
                 self.notes.append(
-                    f"{path}, line {cut}: no whole row, perhaps cut. Step {number} is left out"
+                    f"{path}, line {cut}: the row is incomplete. Step {number} is left out"
                 )
                 continue
             if not found:
@@ -275,14 +275,17 @@ class Source:
     def _read(
         self, number: int | None, path: Path
     ) -> tuple[dict[tuple[int, float], dict[Any, Answer]], int]:
-        """The answers of a file by step and mini-batch and by session, and the line that is cut."""
+        """Return a file's responses by step and mini-batch and by session, and an incomplete line.
+
+        Of a session with several outputs the last one counts. The line is 0 without such a line.
+        """
         found: dict[tuple[int, float], dict[Any, Answer]] = {}
         for line, row in numbered_rows(path):
             place = f"{path}, line {line}"
             if row is None and number is None:
                 raise ValueError(
-                    f"{place}: expected a row, one JSON object a line, found no whole one. Mend "
-                    "or remove it"
+                    f"{place}: expected a JSON object, found an incomplete one. Correct or remove "
+                    "the line"
                 )
             if row is None:
                 return found, line
@@ -296,8 +299,7 @@ class Source:
                     "the dumps of two runs in one folder?"
                 )
             batch = int(step), row.get(MINI_BATCH) or 0
-            # Of several outputs of a session the last one, which comes last, stands for all.
-            # One that verl has not named is its own.
+            # A row without a session is a session of its own.
             found.setdefault(batch, {})[session_of(row) or line] = self._answer(row, path, line)
         return found, 0
 
@@ -322,11 +324,11 @@ class Source:
 
 
 class NoDumpsError(ValueError):
-    """There are no answers at a path."""
+    """There are no responses at a path."""
 
 
 def find_dumps(path: Path) -> dict[int | None, Path]:
-    """The files of answers at a path by step; by None one that may hold several steps.
+    """Return the files of responses by step; by None a file that may hold several steps.
 
     Raises:
       ValueError: there are none (`NoDumpsError`), or those of several runs.
@@ -341,13 +343,13 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
         raise NoDumpsError(
             f"{path}: expected rollouts/<step>.jsonl of a run, verl's <step>.jsonl "
             "(trainer.rollout_data_dir), TRL's completions_<step>.parquet (log_completions), or a "
-            f"file of rows, {' or '.join(SUFFIXES)}, found {names[:8] or 'nothing'}. A file of "
-            "other rows is named itself."
+            f"file of rows, {' or '.join(SUFFIXES)}, found {names[:8] or 'nothing'}. Give the path "
+            "of a file with another name."
         )
     if len(found) > 1:
         raise ValueError(
             f"{path}: expected the dumps of one run, found those of {len(found)}: "
-            f"{', '.join(map(str, found))}. Give one of them."
+            f"{', '.join(map(str, found))}. Give one of these folders."
         )
     (files,) = found.values()
     for (step, one), (next_step, other) in itertools.pairwise(files):
@@ -360,35 +362,29 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
 
 
 def _missing(folder: Path, steps: Sequence[int]) -> Iterator[str]:
-    # A run may dump every tenth step alone.
-    strides = {after - before for before, after in itertools.pairwise(steps)}
-    if len(strides) > 1:
-        known = set(steps)
-        # Not all of them at once: the last step may be any number.
-        all_absent = (step for step in range(steps[0], steps[-1]) if step not in known)
-        absent = list(itertools.islice(all_absent, 9))
-        more = ", …" if len(absent) > 8 else ""
-        yield (
-            f"{folder}: of steps {steps[0]} to {steps[-1]} are missing "
-            f"{', '.join(map(str, absent[:8]))}{more}"
-        )
+    # A run may dump only every tenth step.
+    pairs = list(itertools.pairwise(steps))
+    usual = min((after - before for before, after in pairs), default=0)
+    gaps = [f"{before} and {after}" for before, after in pairs if after - before > usual]
+    if gaps:
+        yield f"{folder}: steps are missing between {', '.join(gaps)}"
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns of a reward that hold a number in one of the rows."""
+    """Return the columns that hold a number in one of the rows and may be components."""
     columns = dict.fromkeys(key for row in rows for key in row)
     numbers = [key for key in columns if any(reward_of(row.get(key)) is not None for row in rows)]
     return [key for key in numbers if key not in _NO_REWARD and not key.endswith(ADVANTAGE)]
 
 
 def _odd_groups(batch: Batch) -> Iterator[str]:
-    """Name groups that may be two: the same prompt drawn twice, where nothing else tells."""
+    """Name groups of an unusual size: the same prompt may have been drawn twice."""
     sizes = Counter(batch.groups)
     common = Counter(sizes.values()).most_common(1)[0][0]
     odd = [group for group, size in sizes.items() if size != common]
     if odd:
         yield (
-            f"{batch.places[batch.groups.index(odd[0])]}: its group has {sizes[odd[0]]} answers, "
-            f"where most of step {batch.step} have {common} ({len(odd)} such groups of "
-            f"{len(sizes)})"
+            f"{batch.places[batch.groups.index(odd[0])]}: its group has {sizes[odd[0]]} responses, "
+            f"but most groups of step {batch.step} have {common} ({len(odd)} of {len(sizes)} "
+            "groups differ)"
         )

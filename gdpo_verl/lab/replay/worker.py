@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -16,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gdpo_verl.advantage.variants import load_function
 from gdpo_verl.config.components import declared_components
 
 
@@ -46,24 +45,15 @@ class _NotDumped:
 
 
 def _load(function: str) -> Callable[..., Any]:
-    path, colon, name = function.rpartition(":")
+    _, colon, name = function.rpartition(":")
     if not colon or not name.isidentifier():
-        path, name = function, "compute_score"
-    if path.startswith("pkg://"):
-        module = importlib.import_module(path.removeprefix("pkg://"))
-    else:
-        spec = importlib.util.spec_from_file_location("reward_of_replay", path)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"expected a file of Python, found {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    loaded: Callable[..., Any] = getattr(module, name)
+        function = f"{function}:compute_score"
+    loaded: Callable[..., Any] = load_function(function, "--function")
     return loaded
 
 
 def _score(function: Callable[..., Any], question: dict[str, Any]) -> dict[str, Any]:
-    """The reward of one answer, or why there is none."""
+    """Return the reward of one response, or why there is none."""
     used: list[str] = []
     result: Any = None
     names = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -99,7 +89,7 @@ def _serve(function: str) -> None:
         loaded = _load(function)
         reply: Any = {"found": [dataclasses.asdict(each) for each in declared_components(loaded)]}
     except (Exception, SystemExit) as error:
-        reply = {"error": f"cannot be done: {type(error).__name__}: {error}"}
+        reply = {"error": f"failed: {error}"}
     print(json.dumps(reply), file=replies)
     for line in sys.stdin:
         reply = _score(loaded, json.loads(line))

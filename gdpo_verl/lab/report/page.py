@@ -168,7 +168,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         try:
             found.append(read_run(path))
         except RunError as error:
-            # What is no run may hold dumps alone, or TRL's completions.
+            # A folder that is not a run may hold only dumps, or TRL's completions.
             try:
                 found.append(run_of_dumps(path))
             except NoDumpsError:

@@ -78,8 +78,8 @@ def _name(members: Sequence[Run]) -> str:
 def _settings(run: Run) -> dict[str, str]:
     """Dotted keys to values as text, without names and with the run's own directory as RUN."""
     own = str(run.path.resolve())
-    # `read_settings` has left no interpolation in it, only text that is escaped like one.
-    flat = flattened("", OmegaConf.to_container(run.config, resolve=True))
+    # Interpolations stay as they are written: a reference may lead nowhere.
+    flat = flattened("", OmegaConf.to_container(run.config, resolve=False))
     return {key: str(value).replace(own, "RUN") for key, value in flat if key and key not in _NAMES}
 
 

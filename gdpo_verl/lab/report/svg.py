@@ -50,16 +50,10 @@ def inline_svg(figure: Figure, name: str, variables: Mapping[str, str]) -> str:
     # Matplotlib numbers its groups from 1 in every picture; nothing refers to them.
     svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
     # Its other ids come from positions to the last bit, which no layout gives twice.
-    # A label may look like an id: only what stands within a tag is one.
-    ids = list(dict.fromkeys(re.findall(r'<[^<>]* id="(\w+)"', svg)))
-    prefix = f"{zlib.crc32(name.encode()):x}"
-
-    def renamed(reference: re.Match[str]) -> str:
-        before, identifier = reference.groups()
-        known = identifier in ids
-        return f"{before}{prefix}-{ids.index(identifier)}" if known else reference[0]
-
-    svg = re.sub(r"<[^<>]+>", lambda tag: re.sub(r'( id="|#)(\w+)', renamed, tag[0]), svg)
+    # A label may look like an id, but is not within a tag.
+    ids = dict.fromkeys(re.findall(r'<[^<>]* id="(\w+)"', svg))
+    for number, identifier in enumerate(ids):
+        svg = svg.replace(identifier, f"{zlib.crc32(name.encode()):x}-{number}")
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)  # HTML knows what an svg element is
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
     for color, variable in {INK: "currentColor", **variables}.items():

@@ -22,17 +22,18 @@ SUFFIXES = (".jsonl", ".parquet")
 _STEP = re.compile(r"(?:completions_)?(\d+)")
 _LARGEST = sys.float_info.max
 _PADDING = re.compile("pad[0-9a-f]{32}")
-# What is read of one dump, and of all dumps of a kind in a report: what fits into the memory of a
-# laptop and is read in seconds.
+# The bytes that a report reads of one dump, and of all dumps of a kind: they fit into the memory of
+# a laptop and are read in seconds.
 DUMP_BYTES = 64 << 20
 REPORT_BYTES = 1 << 30
-# A table in Parquet: the rows to unpack together, and how many times its file its rows may take.
+# Of a table in Parquet: the rows that are unpacked at once, and how many times larger than the file
+# all rows may be.
 _ROWS_AT_ONCE = 16
 _EXPANSION = 1000
 
 
 def parse_json(line: bytes | str) -> Any:
-    """A JSON text, with the NaN and the lone surrogates that Python writes and orjson refuses."""
+    """Parse JSON, with the NaN and the lone surrogates that Python writes and orjson rejects."""
     try:
         return orjson.loads(line)
     except ValueError:
@@ -54,7 +55,7 @@ def is_number(value: Any) -> bool:
 
 
 def reward_of(value: Any) -> float | None:
-    """A dumped reward as the training reads it, true as 1; None where it is not scored.
+    """Return a dumped reward as a run reads it, true as 1; None where it is not scored.
 
     >>> [reward_of(value) for value in (0.5, True, None, "0.5")]
     [0.5, 1.0, None, None]
@@ -64,7 +65,7 @@ def reward_of(value: Any) -> float | None:
 
 
 def step_of(path: Path) -> int | None:
-    """The step of verl's <step>.jsonl or TRL's completions_<step>.parquet; None of another file.
+    """Return the step of verl's <step>.jsonl or TRL's completions_<step>.parquet, else None.
 
     >>> step_of(Path("completions_00012.parquet")), step_of(Path("metrics.jsonl"))
     (12, None)
@@ -74,15 +75,15 @@ def step_of(path: Path) -> int | None:
 
 
 def step_files(folder: Path) -> list[tuple[int, Path]]:
-    """The dumps and tables of completions in a folder with their steps, in this order."""
+    """Return the dumps and tables of completions in a folder with their steps, in order."""
     files = [(step_of(each), each) for each in folder.glob("*") if each.is_file()]
     return sorted((step, each) for step, each in files if step is not None)
 
 
 def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Row | None]]:
-    """Each line's number, from 1, with its row, None where it is no whole one; empty lines not.
+    """Yield each line's number, from 1, with its row, None where it is incomplete; no empty lines.
 
-    A table in Parquet has TRL's names of its columns, or any.
+    A table in Parquet has TRL's column names, or others.
 
     Args:
       most: the bytes to read of JSON lines.
@@ -112,7 +113,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
     try:
         table = pyarrow.parquet.ParquetFile(path)
-        # A few bytes may stand for any number of long texts.
+        # A few bytes may contain any number of equal long texts.
         most = DUMP_BYTES + _EXPANSION * path.stat().st_size
         size = 0
         for batch in table.iter_batches(_ROWS_AT_ONCE):
@@ -120,7 +121,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
             if size > most:
                 raise ValueError(
                     f"{path}: expected a table of at most {most >> 20} MiB, {_EXPANSION} times its "
-                    f"file, found more. If you trust it, write its rows as JSON lines"
+                    f"file, found more. If you trust the file, write its rows as JSON lines"
                 )
             for row in batch.to_pylist():
                 if "completion" in row:
@@ -132,7 +133,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
 
 def _message_text(value: Any) -> str:
-    """A text, or the contents of a conversation's messages."""
+    """Return a text, or the contents of a conversation's messages."""
     if not isinstance(value, list):
         return "" if value is None else str(value)
     return "\n".join(f"{each.get('role')}: {each.get('content')}" for each in value)
@@ -141,7 +142,8 @@ def _message_text(value: Any) -> str:
 def is_padding(row: Mapping[str, Any]) -> bool:
     """Return whether verl added the row to fill the batch.
 
-    Our columns are null there; without them its uid tells (verl/trainer/ppo/padding_utils.py).
+    Its advantages are null; without these columns its uid shows it
+    (verl/trainer/ppo/padding_utils.py).
     """
     if all(row.get(key, 0.0) is None for key in ADVANTAGES):
         return True
@@ -149,7 +151,7 @@ def is_padding(row: Mapping[str, Any]) -> bool:
 
 
 def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The estimator whose advantages a row holds beside GDPO's and GRPO's, and their column.
+    """Return the variant whose advantages a row also holds, next to GDPO and GRPO, and its column.
 
     >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
     ('dvao', 'dvao_advantage')
@@ -157,20 +159,20 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
     ('', '')
     """
     # A component may be named alike; the plug-in writes it before these two.
-    behind = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]
-    column = next((key for key in behind if key.endswith(ADVANTAGE)), "")
+    after = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]
+    column = next((key for key in after if key.endswith(ADVANTAGE)), "")
     return column.removesuffix(ADVANTAGE), column
 
 
 def group_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The group of a row: its prompt's uid, or without one the prompt."""
+    """Return the group of a row: its prompt's uid, or without one the prompt."""
     if "uid" in row:
         return "uid", uid_of(str(row["uid"]))
     return "prompt", str(row.get("input", ""))
 
 
 def session_of(row: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The session that a row's output belongs to; None where the trainer names none."""
+    """Return the session of a row's output; None where the trainer names none."""
     try:
         key = RowKey.parse(str(row.get("uid")))
     except ValueError:
@@ -179,7 +181,7 @@ def session_of(row: Mapping[str, Any]) -> tuple[str, int] | None:
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:
-    """The rewards of an answer.
+    """Show the rewards of a response.
 
     >>> scores_text({"format": 1.0, "style": None})
     'format 1, style not scored'
@@ -192,7 +194,7 @@ def scores_text(scores: Mapping[str, Any]) -> str:
 
 
 def short_prompt(prompt: str) -> str:
-    """The end of a prompt, where the question usually stands."""
+    """Return the last line of a prompt, which usually holds the question."""
     lines = [line.strip() for line in prompt.splitlines()]
     roles = {"", "user", "assistant", "system"}
     last = next((line for line in reversed(lines) if line.lower() not in roles), "")
@@ -200,7 +202,7 @@ def short_prompt(prompt: str) -> str:
 
 
 def shorten(value: Any, most: int) -> str:
-    """A text, or its beginning and its end with what is left out between them named.
+    """Return a text, or its beginning and its end with the number of omitted characters.
 
     >>> shorten("abcdefghij", 4)
     'ab\\n[… 6 characters left out …]\\nij'
@@ -213,7 +215,7 @@ def shorten(value: Any, most: int) -> str:
 
 
 def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` items, one at least, evenly spaced, the first and the last among them.
+    """Return at most `most` items, at least one, evenly spaced, with the first and the last.
 
     >>> evenly_spaced([1, 2, 3, 4, 5], 3), evenly_spaced([1, 2], 5), evenly_spaced([1, 2, 3], 1)
     ([1, 3, 5], [1, 2], [3])
@@ -227,7 +229,7 @@ def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
 
 
 def steps_within(dumps: dict[int, Path], limit: int) -> list[int]:
-    """The steps to read, evenly spaced, so that about `limit` bytes are read."""
+    """Return the steps to read, evenly spaced, so that about `limit` bytes are read."""
     steps = list(dumps)
     total = sum(min(path.stat().st_size, DUMP_BYTES) for path in dumps.values())
     if total <= limit:

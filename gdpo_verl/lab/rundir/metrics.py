@@ -39,12 +39,12 @@ class RunError(ValueError):
 
 
 def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
-    """Step to metrics of a directory or a tracker's file, under verl's names and ours.
+    """Read each step's metrics of a directory or a tracker's file, under verl's names and ours.
 
     `notes` gets a sentence for everything that could not be read.
 
     Returns:
-      the metrics, and what of TRL's they were read from; "" for a run of verl's.
+      the metrics, and the name of TRL's file that they were read from; "" for a run of verl.
 
     Raises:
       RunError: TRL's state cannot be read, or there are only TensorBoard's files and tensorboard
@@ -62,7 +62,7 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
     metrics: dict[int, Metrics] = {}
     for path in files:
         for step, data in _records(path, notes):
-            # A step that was logged before means a resume: what followed it was done again.
+            # A step that was logged before means a resume: the later steps were done again.
             for later in [known for known in metrics if known > step]:
                 del metrics[later]
             # A resumed run first validates at the step of its checkpoint, trained before.
@@ -72,27 +72,16 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
 
 
 def trainer_state(run: Path) -> Path | None:
-    """TRL's state in a run's directory or that of its last checkpoint, whichever is further.
+    """Return TRL's state with the largest step, of the run's directory or of a checkpoint.
 
-    The state of a checkpoint that was cut short is passed over where another is whole.
+    A copied run has new modification times, and the state of a checkpoint may be cut short.
     """
-    states = [*run.glob(STATE)]
-    if states and _step_of(states[0]) < 0:
-        return states[0]  # its reader says what is wrong with it
-    for state in sorted(run.glob(f"checkpoint-*/{STATE}"), key=_checkpoint_number, reverse=True):
-        states.append(state)
-        if _step_of(state) >= 0:
-            break
+    states = [*run.glob(STATE), *run.glob(f"checkpoint-*/{STATE}")]
     return max(states, key=_step_of, default=None)
 
 
-def _checkpoint_number(state: Path) -> int:
-    number = state.parent.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
-
-
 def _step_of(state: Path) -> int:
-    """The step of TRL's state, -1 where the file was cut short."""
+    """The step of TRL's state; -1 where the file cannot be read."""
     with contextlib.suppress(RunError):
         return int(load_state(state).get("global_step", 0))
     return -1
@@ -112,7 +101,7 @@ def set_aside_metrics(run: Path) -> Path | None:
 
 
 def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
-    """One line of the `file` tracker; None when it is not a whole one.
+    """Read one line of the `file` tracker; None when it is incomplete.
 
     >>> parse_metrics_line(b'{"step": 3, "data": {"critic/score/mean": 1, "epoch": null}}')
     (3, {'critic/score/mean': 1.0})
@@ -140,18 +129,13 @@ def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
 
 
 def tracker_files(path: Path) -> list[Path]:
-    """The files of the tracker, by their first line, that a path is or holds; the newest last."""
+    """Return the tracker's files at a path, known by their first line; the newest last."""
     found = []
     for file in [path, *path.glob("*.jsonl")]:
         if file.is_file():
             with file.open("rb") as stream:
                 found += [file] if parse_metrics_line(stream.readline(1 << 20)) else []
-    # A copy has new times, so the last step comes first.
-    return sorted(found, key=lambda file: (_last_step(file), file.stat().st_mtime))
-
-
-def _last_step(file: Path) -> int:
-    return max((step for step, _ in _records(file, [])), default=0)
+    return sorted(found, key=lambda file: file.stat().st_mtime)
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
@@ -159,11 +143,11 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
         if record := parse_metrics_line(line):
             yield record
         elif line.strip():
-            notes.append(f"Line {number} of {path.name} is not a whole metrics line; ignored.")
+            notes.append(f"Line {number} of {path.name} is not a complete metrics line; ignored.")
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """TRL's state; RunError where a file holds something else."""
+    """Read TRL's state; RunError where a file holds something else."""
     try:
         state = parse_json(path.read_bytes())
     except ValueError:
@@ -186,7 +170,7 @@ def _read_state(path: Path) -> dict[int, Metrics]:
 
 
 def _name_from_trl(key: str, data_set: str | None) -> str:
-    """TRL's metric under verl's name and ours; `data_set` is that of an evaluation.
+    """Return the name in verl and here of TRL's metric; `data_set` is that of an evaluation.
 
     >>> _name_from_trl("eval_rewards/short/mean", "gsm8k"), _name_from_trl("eval_loss", None)
     ('val-aux/gsm8k/short/mean@1', 'val-aux/eval/loss')
@@ -199,12 +183,6 @@ def _name_from_trl(key: str, data_set: str | None) -> str:
     return _OF_TRL.get(key, key)
 
 
-def _begun(events: Path) -> int:
-    """The second in which a file of TensorBoard's was begun, which its name says."""
-    match = re.search(r"tfevents\.(\d+)", events.name)
-    return int(match[1]) if match else 0
-
-
 def _read_events(
     run: Path, directories: list[Path], notes: list[str]
 ) -> tuple[dict[int, Metrics], str]:
@@ -212,13 +190,14 @@ def _read_events(
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise RunError(
-            f"{run}: expected {METRICS}, found TensorBoard's event files alone. To read them: "
+            f"{run}: expected {METRICS}, found only TensorBoard's event files. To read them, run: "
             "pip install tensorboard"
         ) from None
-    newest = max(directories, key=lambda each: max(map(_begun, each.glob(EVENTS))))
+    # The name of an event file begins with the second in which it was begun.
+    newest = max(directories, key=lambda each: max(path.name for path in each.glob(EVENTS)))
     if len(directories) > 1:
         notes.append(
-            f"Event files lie in {len(directories)} directories; read were those of the newest, "
+            f"Event files are in {len(directories)} directories; the report reads the newest, "
             f"{newest.relative_to(run).as_posix()}."
         )
     # 0 keeps every value; verl and TRL write nothing else but texts and tables.

@@ -1,4 +1,4 @@
-"""One training as its run directory tells it: metrics, dumps, configuration.
+"""One training run as its run directory shows it: metrics, dumps, configuration.
 
 `rundir.layout` names its parts. Only the metrics are needed, or what else `rundir.metrics` reads
 in their place; whatever is missing is named in `Run.notes`.
@@ -41,7 +41,6 @@ from gdpo_verl.lab.rundir.metrics import (
     tracker_files,
     trainer_state,
 )
-from gdpo_verl.lab.rundir.trust import read_settings
 from gdpo_verl.names import MEAN, UNSCORED
 
 # The remedy for a lost config.yaml.
@@ -49,12 +48,14 @@ WRITE_ANEW = (
     f"Write {CONFIG} anew with the command of the last start and `--cfg job > FILE`, or choose "
     "another run directory."
 )
+# An interpolation that is no reference to a key, and the backslashes before it.
+_RESOLVER = re.compile(r"(\\*)\$\{(?![\w.]+\})")
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as read from its directory."""
+    """One training run, as read from its directory."""
 
     path: Path
     name: str  # in figures and tables
@@ -70,7 +71,7 @@ class Run:
         try:
             return OmegaConf.select(self.config, key)
         except OmegaConfBaseException:
-            return None  # "???", a value that was never set
+            return None  # a value that was never set, or a reference that leads nowhere
 
     @property
     def estimator(self) -> str:
@@ -108,7 +109,7 @@ class Run:
     def _held_out(self) -> dict[str, Series]:
         result: dict[str, Series] = {}
         for step, data in self.metrics.items():
-            # mean@n exists for several n when some prompts lost a session: the largest is whole.
+            # mean@n exists for several n when some prompts lost a session: the largest has all.
             largest: dict[str, tuple[int, float]] = {}
             for key, value in data.items():
                 if match := _VALIDATION.fullmatch(key):
@@ -120,7 +121,7 @@ class Run:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The runs that paths name; a directory of runs, or of verl's own files, names each of them."""
+    """Return the runs that paths name; a directory of runs, or of verl's files, names each."""
     found: list[Path] = []
     for path in map(Path, paths):
         found += _runs_at(path)
@@ -138,7 +139,7 @@ def _runs_at(path: Path) -> list[Path]:
     # Event files of a run may lie in a folder of their own, those of several in one each.
     logged = [child for child in children if child not in inside and any(child.glob(EVENTS))]
     inside += logged if inside or len(logged) > 1 else []
-    # RUN/<name>.jsonl, with its dumps beside it.
+    # RUN/<name>.jsonl, with its dumps next to it.
     alone = len(files) == 1 and not inside and not files[0].with_suffix("").is_dir()
     own = [path] if alone or _is_trls(path) else files
     return sorted([*own, *inside]) or [path]
@@ -200,37 +201,59 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
     found = dict(step_files(directory))
     if not found:
         where = f"{directory.parent.resolve().name}/{directory.name}"
-        notes.append(f"No {where}/<step>.jsonl: set {key} to keep the completions there.")
+        notes.append(f"No {where}/<step>.jsonl: set {key} to keep the responses there.")
     return found
 
 
 def config_of(run: Path | None) -> DictConfig:
-    """The configuration in a run's directory; empty where it was not kept.
+    """Return the configuration in a run's directory; empty where it was not kept.
 
     Raises:
-      RunError: the file is empty or was cut short.
+      RunError: the file is empty or incomplete.
     """
     file = run and run / CONFIG
     if not file or not file.is_file():
         return OmegaConf.create({})
-    found = "an empty file"
-    try:
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
         loaded = OmegaConf.load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-        found = f"a file that cannot be read as YAML ({type(error).__name__})"
-    else:
         if isinstance(loaded, DictConfig) and loaded:
             return loaded
     raise RunError(
-        f"{file}: expected the configuration of the run's last start, found {found}. {WRITE_ANEW}"
+        f"{file}: expected the configuration of the run's last start, found a file that is empty "
+        f"or not YAML. {WRITE_ANEW}"
     )
 
 
+def read_settings(path: Path) -> DictConfig:
+    """Read a configuration in which references to other keys of the file are followed.
+
+    Every other interpolation is text: ``${oc.env:HOME}`` would show a variable of the reader's.
+    """
+    # By name, so that a configuration whose root is a list fails here.
+    return as_settings(OmegaConf.to_container(DictConfig(OmegaConf.load(path)), resolve=False))
+
+
+def as_settings(root: Any) -> DictConfig:
+    """Return a configuration whose interpolations are those that `read_settings` follows."""
+    return DictConfig(_without_resolvers(root))
+
+
+def _without_resolvers(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_resolvers(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_without_resolvers(value) for value in node]
+    if isinstance(node, str):
+        # OmegaConf reads an interpolation after a backslash as text.
+        return _RESOLVER.sub(r"\1\1\\${", node)
+    return node
+
+
 def read_launch(run: Path) -> dict[str, Any]:
-    """What `launch.json` says of the run's last start; empty where it was not kept.
+    """Return what `launch.json` says of the run's last start; empty where it was not kept.
 
     Raises:
-      RunError: the file is empty or was cut short.
+      RunError: the file is empty or incomplete.
     """
     file = run / LAUNCH
     if not file.exists():
@@ -239,11 +262,10 @@ def read_launch(run: Path) -> dict[str, Any]:
         before = parse_json(file.read_bytes())
         if isinstance(before, dict):
             return before
-    found = "a file that is cut short" if file.stat().st_size else "an empty file"
     raise RunError(
-        f"{file}: expected the JSON object that the last start wrote, found {found}. Remove the "
-        "file if the recipe, the data and the model are still those of that start, or choose "
-        "another run directory."
+        f"{file}: expected the JSON object that the last start wrote, found a file that is empty "
+        "or incomplete. Remove the file if the recipe, the data and the model are still those of "
+        "that start, or choose another run directory."
     )
 
 
@@ -276,7 +298,7 @@ def _gaps(run: Run) -> Iterator[str]:
         yield f"The metrics begin at step {steps[0]}; verl overwrites them on a resume."
     if steps and is_number(total) and steps[-1] < total:
         yield f"The run was at step {steps[-1]} of {total} when it was read."
-    # Of an answer alone no derived component is computed.
+    # A validation computes no derived components.
     derived = run.setting("algorithm.gdpo.derived") or {}
     judged = [component for component in run.components if component not in derived]
     missing = [component for component in judged if not run.validation_series(component)]
@@ -287,12 +309,12 @@ def _gaps(run: Run) -> Iterator[str]:
 def _contents(path: Path) -> str:
     names = sorted(entry.name for entry in path.iterdir())
     if METRICS in names:
-        return f"no whole line in {METRICS}"
+        return f"no complete line in {METRICS}"
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "it empty"
 
 
 def is_running(run: Path) -> bool:
-    """Return whether a training still goes on in a run directory."""
+    """Return whether a run is still in progress in its directory."""
     # `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then.
     if (run / DONE).exists():
         return False
@@ -310,7 +332,7 @@ def is_running(run: Path) -> bool:
             return bool(known["global_step"] < known["max_steps"])
     except RunError:
         return False
-    # Without its files a run goes on until its last step; where that is not known, for ever.
+    # Without these files a run is in progress until its last step, or always where none is known.
     total = found.setting("trainer.total_training_steps")
     return not isinstance(total, int) or max(found.training_steps, default=0) < total
 
