@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -100,8 +100,6 @@ def advantages_of(
         wrong, with its key; or no two responses share a prompt.
       RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
-    if not isinstance(rewards, Iterable):
-        raise ValueError(f"rewards: expected a list of dicts, found {rewards!r}")
     rewards = list(rewards)
     if not rewards:
         return []
@@ -109,7 +107,7 @@ def advantages_of(
     rows = [str(row) for row in range(len(rewards))]
     infos = _flat(rewards)
     objective = _objective_of(rewards, infos, config, components)
-    if objective.config.schedule and not _is_step(step):
+    if objective.config.schedule and not (isinstance(step, Integral) and step > 0):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
             f"found {step!r}"
@@ -134,14 +132,6 @@ def advantages_of(
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
     return decompose_by_turn(whole, lists, objective, rows, Turns.of(by_turn)).lists
-
-
-def _is_step(value: Any) -> bool:
-    """Return whether this is the number of a training step, 1 or more."""
-    try:
-        return operator.index(value) >= 1
-    except TypeError:
-        return False
 
 
 def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:

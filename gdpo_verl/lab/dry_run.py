@@ -19,7 +19,7 @@ from gdpo_verl.cpu.settings import check_memory, memory
 from gdpo_verl.lab.run import checkpoints, claim, launch
 from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD, hardware_of, named
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs
-from gdpo_verl.lab.run.preflight import check_data_files, check_steps
+from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.tasks.rows import tokenizer_of
 from gdpo_verl.plugin.dumps import DumpSettings
@@ -179,7 +179,6 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
         yield "data     not all on this machine, nor perhaps the reward; neither was tried"
         return
     check_data_files(config.data)
-    check_steps(config)
     if config.reward.reward_model.enable:
         yield "reward   a reward model needs the devices; it was not tried"
         return

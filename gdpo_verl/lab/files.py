@@ -24,9 +24,6 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield scratch
-        if scratch.is_file():
-            with scratch.open("rb") as written:
-                os.fsync(written.fileno())  # else a machine that stops leaves the name and no text
         if path.is_dir():  # no call replaces a folder that holds something
             shutil.rmtree(path)
         os.replace(scratch, path)

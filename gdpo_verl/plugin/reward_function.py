@@ -74,33 +74,23 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
 
 
 def _load_fault(error: BaseException) -> str:
-    """The cause of a module's failed import, with its place, and the remedy."""
-    # verl puts its own error around that of a file (verl/utils/import_utils.py, `load_module`).
+    """Describe why a module cannot be loaded: the cause, its place, and the remedy."""
+    # verl raises its own error from that of the file (verl/utils/import_utils.py, `load_module`).
     cause = error
-    if error.__cause__ is not None and str(error).startswith("Error loading module"):
+    if error.__cause__ and str(error).startswith("Error loading module"):
         cause = error.__cause__
     text = cause.msg if isinstance(cause, SyntaxError) else str(cause)
     fault = f"{type(cause).__name__}: {text}".replace("\n", " ").rstrip(":. ")
     place = user_place(cause)
     if place:
-        fault += f" ({place})"
-    return f"{fault}. {_load_remedy(cause, place)}"
-
-
-def _load_remedy(cause: BaseException, place: str) -> str:
-    if not place and isinstance(cause, (ImportError, OSError, AttributeError)):
         return (
-            "Give path=pkg://package.module or a file whose name ends in .py, and name=the "
-            "function or class in it."
+            f"{fault} ({place}). Correct this, so that the file can be loaded where the run "
+            "trains. A file is loaded without its package, so that it needs absolute imports."
         )
-    if isinstance(cause, ModuleNotFoundError):
-        return "Install it where the training runs, or add its directory to PYTHONPATH."
-    if "relative import" in str(cause):
-        return (
-            "A file is loaded without its package. Import the module by its absolute name, or "
-            "give path=pkg://package.module."
-        )
-    return "Correct this, so that it can be loaded where the training runs."
+    return (
+        f"{fault}. Give path=pkg://package.module or a file whose name ends in .py, and name=the "
+        "function or class in it."
+    )
 
 
 def user_place(error: BaseException) -> str:

@@ -189,8 +189,8 @@ PENALTIES = [result(1.0 + b, a=1.0, b=b) for b in (0.0, -0.5, -1.0, 0.0)]
         (Component("b", -1, 0), True, "problems"),
         (Component("b", None, 0), True, "problems"),
         (Component("b", -1, 1), False, "notes"),
+        (Component("b"), True, "problems"),
         (Component("b"), False, "problems"),
-        (Component("b"), True, "notes"),  # an answer that nobody made up may earn more
     ],
 )
 def test_a_penalty_that_failing_avoids_is_a_problem(declared, made_up, kind):

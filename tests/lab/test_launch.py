@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from test_checkpoints import write_checkpoint
 
 from gdpo_verl.lab import dry_run
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.run import launch, preflight, progress
+from gdpo_verl.lab.run import launch, progress
 from gdpo_verl.lab.run.checkpoints import CheckpointError
 from gdpo_verl.lab.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.lab.run.composition import NOT_SCIENCE, changed_science, compose
@@ -228,16 +229,20 @@ def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monke
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
 
 
-def test_flashinfer_s_sampler_is_switched_off_where_it_cannot_be_compiled(tmp_path, monkeypatch):
-    on_gpus = OmegaConf.create({"trainer": {"device": "cuda"}})
-    variable = preflight.FLASHINFER_SAMPLER
+def test_flashinfer_s_sampler_is_switched_off_where_it_would_be_compiled(tmp_path, monkeypatch):
+    on_gpus = OmegaConf.create({"trainer": {"device": "cuda", "nnodes": 1}})
+    variable = "VLLM_USE_FLASHINFER_SAMPLER"
+    compiled: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in compiled or None)
     monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(preflight, "sampler_fault", lambda: "no compiler")
     assert launch.environment_of(tmp_path, on_gpus)[variable] == "0"
-    on_cpu = OmegaConf.create({"trainer": {"device": "cpu"}})
+    on_cpu = OmegaConf.create({"trainer": {"device": "cpu", "nnodes": 1}})
     assert variable not in launch.environment_of(tmp_path, on_cpu)
     monkeypatch.setenv(variable, "1")
     assert launch.environment_of(tmp_path, on_gpus)[variable] == "1"
+    monkeypatch.delenv(variable)
+    compiled.append("flashinfer_jit_cache")
+    assert variable not in launch.environment_of(tmp_path, on_gpus)
 
 
 def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):

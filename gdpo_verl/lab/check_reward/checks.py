@@ -294,31 +294,25 @@ def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) 
     ]
 
 
-def failing_pays(
-    readable: Sequence[ScoredAnswer], batch: RewardBatch, declared: Sequence[Component]
-) -> Iterator[Finding]:
+def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
 
-    It is a note where the reward may exceed 0.
+    It is a note where the reward can be above 0.
     """
     objective = batch.rows.objective
-    highest = {each.name: each.high for each in declared if each.high is not None}
-    highest |= {name: high for name, (_, high) in objective.ranges.items()}
     for name, condition in objective.config.conditions.items():
         key = f"algorithm.gdpo.conditions.{name}"
-        column = batch.raw[:, objective.keys.index(name)]
-        # Made-up answers seldom reach the lowest and the highest value; a declaration tells them.
-        least = float(column.nan_to_num(math.inf).min())
-        least = min(least, objective.ranges.get(name, (0.0, 0.0))[0])
-        most = highest.get(name)
-        if most is None:
-            most = math.inf if readable[0].answer.made_up else float(column.nan_to_num(least).max())
-        if most <= 0:
-            yield PROBLEM, penalty_with_condition(key, condition["on"])
-        elif least < 0:
+        observed = batch.raw[:, objective.keys.index(name)].nan_to_num(0.0)
+        # Made-up responses seldom reach both ends of a range; a declaration tells them.
+        declared = objective.ranges.get(name)
+        low, high = declared or (float(observed.min()), float(observed.max()))
+        if low < 0 and high <= 0:
+            remedy = "" if declared else f" If {name!r} can be above 0, declare its range."
+            yield PROBLEM, penalty_with_condition(key, condition["on"]) + remedy
+        elif low < 0:
             yield (
                 NOTE,
-                f"{key}: {name!r} goes down to {least:g} and counts as "
-                f"0 where {condition['on']!r} fails, so that failing pays more than a low "
-                f"{name!r}. Return it from 0 upwards",
+                f"{key}: {name!r} can be {low:g}, and it counts as 0 where {condition['on']!r} "
+                f"fails. A response that fails then gets more than one with a low {name!r}. "
+                f"Return {name!r} from 0 upwards",
             )

@@ -125,7 +125,7 @@ def _look_at_components(
             readable = [each for each in dicts if each.weighted_sum is not None]
             found += checks.no_variation(readable, batch)
             found += checks.truth_not_preferred(readable, batch)
-            found += checks.failing_pays(readable, batch, scored.declared)
+            found += checks.failing_pays(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)

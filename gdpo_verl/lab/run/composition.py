@@ -162,10 +162,11 @@ def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[An
     # The number of steps is among them where the learning rate depends on it.
     optim = after.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
-    constant = optim.lr_scheduler_type == "constant" and not warms_up
-    steps = [] if constant else [*_STEPS]
-    if after.trainer.total_training_steps is not None:
-        steps = steps[:1]  # the epochs only limit them
+    steps: tuple[str, ...] = ()
+    if optim.lr_scheduler_type != "constant" or warms_up:
+        # Where the steps are given, the epochs only limit them.
+        given = after.trainer.total_training_steps is not None
+        steps = _STEPS[:1] if given else _STEPS
     return {
         key: (old.get(key, "not set"), new.get(key, "not set"))
         for key in sorted(old | new)

@@ -104,7 +104,6 @@ def train(
             # Before there is a config.yaml, which another path would not fit.
             check_model(config)
             preflight.check_machine(config)
-            preflight.check_steps(config)
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
         if config.trainer.device == "cpu":
@@ -130,8 +129,10 @@ def train(
             # One start that gets no further may be bad luck; a second would fail for ever.
             advanced = reached > max(furthest, start)
             if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
-                if not reached:
-                    _forget_start(run)
+                if not reached and not (run / layout.ROLLOUTS).exists():
+                    # Nothing was learned: the next start may correct any setting.
+                    (run / layout.LAUNCH).unlink()
+                    (run / layout.CONFIG).unlink()
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
             furthest = max(furthest, reached)
             stalled = not advanced
@@ -183,8 +184,9 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     platform = preflight.platform_of(config)
     if platform:
         environment["VERL_PLATFORM"] = platform
-    if config.trainer.get("device") == "cuda" and preflight.sampler_fault():
-        environment.setdefault(preflight.FLASHINFER_SAMPLER, "0")
+    # vLLM would compile FlashInfer's sampler, for which many machines lack a compiler.
+    if config.trainer.device == "cuda" and not importlib.util.find_spec("flashinfer_jit_cache"):
+        environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
 
@@ -201,12 +203,11 @@ def _run(
     logged_at = time.monotonic()
     logged_bytes = 0
     metrics = run / layout.METRICS
-    # Hydra would leave half of it on a full disk.
     write_text(run / layout.CONFIG, OmegaConf.to_yaml(config))
     with (run / layout.LOG).open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
-            [*command, "hydra.output_subdir=null"],
+            command,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment_of(run, config),
@@ -263,14 +264,6 @@ def _resume_step(recipe: str, run: Path) -> int:
     if step or skipped:
         print_status(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
     return step
-
-
-def _forget_start(run: Path) -> None:
-    """Let the next start have other settings, if the run has taken no step."""
-    saved = checkpoints.directory_of(run)
-    if not (run / layout.ROLLOUTS).exists() and not (saved and saved.exists()):
-        for name in (layout.LAUNCH, layout.CONFIG):
-            (run / name).unlink(missing_ok=True)
 
 
 def _last_step(run: Path) -> int:
@@ -383,7 +376,7 @@ def _path_overrides(run: Path) -> list[str]:
         f"trainer.rollout_data_dir={quoted(run / layout.ROLLOUTS)}",
         f"trainer.validation_data_dir={quoted(run / layout.VALIDATION)}",
         f"hydra.run.dir={quoted(run)}",
-        "hydra.output_subdir=.",
+        "hydra.output_subdir=null",  # Hydra's config.yaml would be cut short on a full disk
     ]
 
 
