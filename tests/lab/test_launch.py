@@ -188,12 +188,12 @@ def test_a_dry_run_refuses_the_directories_that_a_start_refuses(tmp_path):
     write_checkpoint(tmp_path / "checkpoints", 1)
     dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
     (tmp_path / "checkpoints" / "global_step_1" / "data.pt").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+    with pytest.raises(CheckpointError, match="no checkpoint is complete"):
         dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     with (
         lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still runs"),
+        pytest.raises(RunDirectoryError, match="still trains"),
     ):
         dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
 
@@ -214,7 +214,7 @@ def test_directory_in_which_a_training_runs_is_refused(tmp_path):
     config = composed("toolbox/gdpo", tmp_path, [])
     with (
         lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still runs"),
+        pytest.raises(RunDirectoryError, match="still trains"),
     ):
         launch.train("toolbox/gdpo", tmp_path)
 
@@ -370,7 +370,7 @@ def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path, m
     assert failure(tmp_path, "true") is None
     killed = failure(tmp_path, "kill -9 $$") or ""
     assert re.fullmatch(r"the driver died: pid \d+ was killed by SIGKILL", killed)
-    hangs = "the training hangs: no step was logged for 0.001 minutes (--hang-after)"
+    hangs = "the run hangs: no step was logged for 0.001 minutes (--hang-after)"
     assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
 
 
@@ -385,7 +385,7 @@ def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys)
     write_checkpoint(tmp_path / "checkpoints", 2)
     with pytest.raises(KeyboardInterrupt):
         launch.train("toolbox/gdpo", tmp_path)
-    said = "interrupted. The same command goes on from step 2, the last whole checkpoint.\n"
+    said = "interrupted. The same command resumes from step 2, the last complete checkpoint.\n"
     assert said in capsys.readouterr().err
 
 

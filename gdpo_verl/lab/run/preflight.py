@@ -94,12 +94,15 @@ def _has_rows(path: str) -> bool:
 
 def _check_prompt(file: str, column: str, key: str, path: str) -> None:
     """Reject a file whose first prompt is no list of messages, which verl's data set reads."""
-    import pyarrow.dataset
+    import pyarrow.json
+    import pyarrow.parquet as pq
 
-    kind = "parquet" if file.endswith(".parquet") else "json"
     try:
-        first = pyarrow.dataset.dataset(file, format=kind).head(1, columns=[column])
-        prompt = first.to_pylist()[0][column]
+        if file.endswith(".parquet"):
+            batch = next(pq.ParquetFile(file).iter_batches(1, columns=[column]))
+        else:
+            batch = pyarrow.json.open_json(file).read_next_batch()
+        prompt = batch.column(column)[0].as_py()
     except (OSError, ValueError, LookupError):  # of another kind; verl will say so
         return
     messages = prompt if isinstance(prompt, list) else []
