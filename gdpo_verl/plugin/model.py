@@ -26,7 +26,7 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
     The hub is asked; while it is out of reach, an id is believed.
 
     Args:
-      config: verl's whole configuration.
+      config: verl's configuration.
       elsewhere: other machines load the model, with their own files and hub.
 
     Raises:
@@ -95,7 +95,7 @@ def check_lora(config: Any) -> None:
 
 
 def _fault(path: str, elsewhere: bool) -> str | None:
-    """The end of a sentence on a path that names no model; None where it names one."""
+    """Return the end of a sentence on a path that names no model; None where it names one."""
     whole = os.path.expanduser(path)
     if "://" in path or (elsewhere and path.startswith("/")):
         return None
@@ -103,7 +103,7 @@ def _fault(path: str, elsewhere: bool) -> str | None:
         if path.endswith("/"):
             return f"{path!r}, at whose last slash verl stops."
         if whole != path and not elsewhere:
-            return f"{path!r}, in which verl leaves the '~'."
+            return f"{path!r}, in which verl does not replace the '~'."
         return None
     parent, name = os.path.split(whole)
     beside = os.listdir(parent) if os.path.isdir(parent) else []
@@ -118,7 +118,7 @@ def _fault(path: str, elsewhere: bool) -> str | None:
 
 
 def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
-    """None where the hub or its cache has the model, else the end of a sentence that it has not."""
+    """Return None where the hub or its cache has the model, else the end of a sentence."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     try:
@@ -131,8 +131,8 @@ def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
     except errors.HFValidationError:
         return ""
     except errors.OfflineModeIsEnabled:
-        return ", nor in the hub's cache, and HF_HUB_OFFLINE keeps from asking the hub"
+        return ", nor in the hub's cache, and HF_HUB_OFFLINE does not allow asking the hub"
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        return f", and the hub gives none to this machine ({type(error).__name__})"
+        return f", and the hub has none for this machine ({type(error).__name__})"
     except Exception:  # out of reach
         return unknown

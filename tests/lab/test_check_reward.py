@@ -257,10 +257,10 @@ BROKEN = {
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
-    "numbered": "it returned a dict with the key 1. Let all its keys be texts",
+    "numbered": "it returned a dict with the key 1. Make all its keys texts",
     "wrapped": "it returned a coroutine: verl awaits only",
     "one_step": "row 0 (of 3 turns): 'steps' holds 1 numbers, and the model's turns in this answer "
-    "are 3. Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2",
+    "are 3. Return one number, or None, for each turn. The number of turns is extra_info['num_turns'",
 }
 
 
@@ -302,7 +302,7 @@ def test_a_template_that_opens_the_thought_is_named(check):
     status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy")
     assert (status, scores(report)["as an answer"]) == (0, [1.0] * 3)
     assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown
-    assert "gives its format 0 for every answer. Set it to gdpo_components" in shown
+    assert "gives its format 0 for every response. Set it to gdpo_components" in shown
 
 
 REFUSED = {

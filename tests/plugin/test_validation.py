@@ -409,13 +409,13 @@ LIMT = LIMIT.replace("limit", "limt")
         (
             "raises",
             FORMAT,
-            r"row 0 of data\.train_files \(data source None\), with an empty answer: raised "
+            r"row 0 of data\.train_files \(data source None\), with an empty response: raised "
             r"ZeroDivisionError: division by zero \(.*rewards\.py:5\)",
         ),
         (
             "a_text",
             FORMAT,
-            r"with an empty answer: expected a finite number as its score, found '1\.0'\. ",
+            r"with an empty response: expected a finite number as its score, found '1\.0'\. ",
         ),
         ("good", "+algorithm.gdpo_reward_keys=[format,note]", "number, None or NaN for 'note'"),
         # What verl cannot call as it is configured.

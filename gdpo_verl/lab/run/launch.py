@@ -291,8 +291,8 @@ def _require_last_step(recipe: str, config: DictConfig, reached: int) -> None:
     if counted and reached < steps:
         raise LaunchError(
             f"{recipe}: trainer.total_epochs={trainer.total_epochs} ended the run at step "
-            f"{reached}, before trainer.total_training_steps={steps}. Raise trainer.total_epochs as well. The "
-            "same command then resumes"
+            f"{reached}, before trainer.total_training_steps={steps}. Raise "
+            "trainer.total_epochs as well. The same command then resumes"
         )
 
 
