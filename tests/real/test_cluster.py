@@ -260,7 +260,9 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
         r"died: .+ its Ray node died|Actor(?:Died|Unavailable)Error|RuntimeError: .*(?:gloo|Conn)"
     )
     assert re.search(named, output), output
-    said = re.search(r"The same command resumes from step (\d), the last complete checkpoint", output)
+    said = re.search(
+        r"The same command resumes from step (\d), the last complete checkpoint", output
+    )
     assert said, output
 
     cluster.add(2, python=bare)

@@ -189,7 +189,10 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
     assert "these numbers reject no run" in printed
     assert "  weights in 1 shard(s): 28.4 GiB\n" in printed
     assert not any("actor_rollout_ref.model.path" in line for line in problems)
-    assert printed.splitlines()[-1] == f"Nothing was started. Correct {len(problems)} problem(s) first."
+    assert (
+        printed.splitlines()[-1]
+        == f"Nothing was started. Correct {len(problems)} problem(s) first."
+    )
     assert not (tmp_path / "run").exists()
 
 

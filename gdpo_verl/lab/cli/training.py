@@ -19,7 +19,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         "--run", type=Path, help="write the run to this directory; default: runs/RECIPE"
     )
     train.add_argument(
-        "--cfg", choices=["job"], help="print the configuration and end; default: train"
+        "--cfg", choices=["job"], help="print the configuration and end; default: train the recipe"
     )
     _add_run_options(train)
     train.set_defaults(command=_train, takes_overrides=True)
@@ -86,7 +86,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "--dry-run",
         action="store_true",
         help="check everything that needs no GPU, say what would run and what it needs, and end; "
-        "default: train",
+        "default: train the recipe",
     )
     command.add_argument(
         "--card",

@@ -131,8 +131,8 @@ def train(
             if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
                 if not reached and not (run / layout.ROLLOUTS).exists():
                     # Nothing was learned: the next start may correct any setting.
-                    (run / layout.LAUNCH).unlink()
-                    (run / layout.CONFIG).unlink()
+                    (run / layout.LAUNCH).unlink(missing_ok=True)
+                    (run / layout.CONFIG).unlink(missing_ok=True)
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
             furthest = max(furthest, reached)
             stalled = not advanced
