@@ -18,7 +18,6 @@ import torch
 from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import (
     CheckedAnswer,
     from_file,
@@ -30,7 +29,7 @@ from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswe
 from gdpo_verl.lab.check_reward.report import measure
 from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.lab.check_reward.worker import RewardResult, score_twice
+from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
@@ -134,8 +133,9 @@ def check(
         # These are the last: if one of them hangs, all responses to training rows are scored.
         scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
     report = measure(config, chosen, scored, step_seconds)
-    results = scored.results[len(chosen) :]
-    report["problems"] += _further_problems(further, results, scored.declared)
+    tried = [*map(ScoredAnswer, further, scored.results[len(chosen) :])]
+    found = complaints(tried, scored.declared)
+    report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
         overlong = reward.overlong_prompts(config, tokenizer, dataset, columns.values())
@@ -143,20 +143,6 @@ def check(
     if opening:
         report["notes"].insert(0, _about_thought(config, prompt, opening))
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
-
-
-def _further_problems(
-    answers: Sequence[CheckedAnswer],
-    results: Sequence[RewardResult],
-    declared: Sequence[Component],
-) -> list[str]:
-    """Return the problems of responses to validation rows, and of the one with several turns."""
-    tried = [*map(ScoredAnswer, answers, results)]
-    # A validation does not read the components: a number is enough.
-    found = [*complaints([each for each in tried if each.answer.turns == 1])]
-    if any(component.by_turn for component in declared):
-        found += complaints([each for each in tried if each.answer.turns > 1], declared)
-    return [text for kind, text in found if kind == PROBLEM]
 
 
 def _check_settings(config: Any) -> None:
