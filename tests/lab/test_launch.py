@@ -67,7 +67,7 @@ def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
         started(tmp_path, "toolbox/gdpo", *SCIENCE)
     named = re.findall(r"^  (\S+): .*, not ", str(refused.value), re.MULTILINE)
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
-    with pytest.raises(RunDirectoryError, match=r"recipe: 'toolbox/gdpo', not 'toolbox/grpo'"):
+    with pytest.raises(RunDirectoryError, match=r"adv_estimator: 'gdpo', not 'grpo'"):
         started(tmp_path, "toolbox/grpo")
 
 

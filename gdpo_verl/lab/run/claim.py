@@ -122,6 +122,10 @@ def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
         if (run / layout.CHECKPOINTS / checkpoints.TRACKER).exists():
             yield f"{layout.CONFIG} is missing, and there are checkpoints. {WRITE_ANEW}"
         return
+    absent = [str(section) for section in config if section not in before]
+    if absent:
+        yield f"{layout.CONFIG} has no {', '.join(absent)}; it may be cut short. {WRITE_ANEW}"
+        return
     for key, (was, now) in changed_science(before, config).items():
         yield f"{key}: {was!r}, not {now!r}"
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
