@@ -142,12 +142,12 @@ REFUSED = [
     (
         "grpo",
         ["++custom_reward_function.path=mine.py"],
-        r"custom_reward_function\.path: verl reads .*Set reward\.custom_reward",
+        r"custom_reward_function\.path: verl no longer reads .*Set reward\.custom_reward",
     ),
     (
         "grpo",
         ["++reward_model.reward_manager=naive"],
-        r"reward_model\.reward_manager: verl reads .*Set reward\.reward_manager\.name in",
+        r"reward_model\.reward_manager: verl no longer reads .*Set reward\.reward_manager\.name in",
     ),
     (
         "grpo",
@@ -240,7 +240,7 @@ OLD = "reward_model.reward_manager"
     [
         ("gdpo", [], None),
         ("gdpo", [filtered("components")], None),
-        ("gdpo", [filtered("reward")], "metric=reward drops groups in which the sum"),
+        ("gdpo", [filtered("reward")], "metric=reward drops groups in which the score"),
         ("gdpo", [filtered("format")], "metric=format drops groups in which 'format' alone"),
         ("gdpo", [filtered("correctness"), GATE], None),
         # Old keys that say what the new ones do.
