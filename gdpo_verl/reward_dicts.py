@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -34,8 +34,9 @@ _NO_COMPONENTS = (*RESERVED, "parse_error", NESTED)
 # In a smaller batch a component's `most_unscored` is a share of this many responses.
 FEWEST_RESPONSES = 20
 TURNS_OF_ANSWER = (
-    "Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2, where "
-    "verl counts the question and the results of tools as turns, too."
+    "Return one number, or None, for each turn. The number of turns is "
+    "extra_info['num_turns'] // 2, because verl also counts the prompt and the results of tools as "
+    "turns."
 )
 _NO_REWARD = (
     "An agent loop that sets reward_score itself must put the components into "
@@ -100,8 +101,6 @@ def advantages_of(
         wrong, with its key; or no two responses share a prompt.
       RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
-    if not isinstance(rewards, Iterable):
-        raise ValueError(f"rewards: expected a list of dicts, found {rewards!r}")
     rewards = list(rewards)
     if not rewards:
         return []
@@ -109,7 +108,7 @@ def advantages_of(
     rows = [str(row) for row in range(len(rewards))]
     infos = _flat(rewards)
     objective = _objective_of(rewards, infos, config, components)
-    if objective.config.schedule and not _is_step(step):
+    if objective.config.schedule and not (isinstance(step, Integral) and step > 0):
         raise ValueError(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
             f"found {step!r}"
@@ -134,14 +133,6 @@ def advantages_of(
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
     return decompose_by_turn(whole, lists, objective, rows, Turns.of(by_turn)).lists
-
-
-def _is_step(value: Any) -> bool:
-    """Return whether this is the number of a training step, 1 or more."""
-    try:
-        return operator.index(value) >= 1
-    except TypeError:
-        return False
 
 
 def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:
@@ -311,11 +302,11 @@ def _turns_of(
 
 
 def listed_turns(info: Mapping[str, Any], key: str) -> Any:
-    """The value of a component by turn, of which `with_sums` may have put the list beside."""
-    beside = info.get(f"{key}{BY_TURN}")
-    if beside is None:
+    """Return the value of a component by turn, whose list `with_sums` may have kept separately."""
+    kept = info.get(f"{key}{BY_TURN}")
+    if kept is None:
         return info.get(key)
-    return json.loads(beside) if isinstance(beside, str) else beside
+    return json.loads(kept) if isinstance(kept, str) else kept
 
 
 def is_list(value: Any) -> bool:
@@ -324,7 +315,7 @@ def is_list(value: Any) -> bool:
 
 
 def with_sums(info: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
-    """The dict of a reward with the sum of each component by turn, and its list as text beside.
+    """Return the dict with the sum of each component by turn, and in addition its list as text.
 
     verl averages what a reward returns in a validation, and leaves texts out.
     """
@@ -372,7 +363,7 @@ def decompose_by_turn(
                 raise ValueError(
                     f"{objective.config.wording.rewards}: expected a number for each of the "
                     f"{count} turns of row {row} for {key!r}, found {len(own)}. A turn is a run "
-                    "of the model's own tokens, between two texts that others put in."
+                    "of the model's own tokens between two results of tools."
                     f"{in_verl}"
                 )
             earned = own or [math.nan] * count
@@ -391,7 +382,7 @@ def check_unscored(infos: Sequence[Mapping[str, Any]], raw: Tensor, objective: O
             error = infos[missing[-1]].get(f"{key}_error", "in the reward workers' log")
             raise RewardErrors(
                 f"{len(missing)} of {len(raw)} responses of a batch have no {key!r}; at most "
-                f"{most:.0%} may. See to the judge. The last error: {error}"
+                f"{most:.0%} may. Check the judge. The last error: {error}"
             )
 
 
@@ -417,7 +408,7 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
         if wording is VERL and set(info) == {"acc"}:  # verl's name of what is no dict
             raise ValueError(
                 f"reward.custom_reward_function: row {row}: {expected_dict(info['acc'])}. To find "
-                "such responses before a training, run `gdpo-verl check-reward`."
+                "such responses before a run, use `gdpo-verl check-reward`."
             )
         remedy = wording.absent if info or wording is not VERL else _NO_REWARD
         raise ValueError(

@@ -1,5 +1,5 @@
 # Sourced by the other scripts: the environment that setup.sh makes and the others run in.
-# VENV (.venv beside scripts) chooses another one.
+# VENV chooses another one; default: .venv next to scripts.
 venv=${VENV:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv}
 gdpo=$venv/bin/gdpo-verl
 export PYTHONDONTWRITEBYTECODE=    # container images often set it; verl's many processes need bytecode

@@ -5,15 +5,15 @@
 #                                             4 GB of disk; each part says how long it took, and the
 #                                             first steps how long the rest will take
 #   scripts/quickstart.sh smollm2             the same with a pretrained model, 135 million weights that learn
-#                                             to answer sums in GSM8K's form: 10 GB of memory free
+#                                             to solve sums in GSM8K's format: 10 GB of memory free
 #   scripts/quickstart.sh MODEL               a machine with a GPU: the same task with that model
 #                                             (Qwen/Qwen2.5-0.5B-Instruct or a path), recipe gpu1
 #
-# Trains GDPO, writes its page, and then trains GRPO, its control, from the same policy with the same
+# Trains GDPO, writes its page, and then trains GRPO, the baseline, from the same policy with the same
 # seed through verl's own PPO driver on Ray with vLLM rollouts. Run again after an interruption: what
-# is done is not done twice, and a training goes on from its last checkpoint.
+# is done is not done twice, and a run resumes from its last checkpoint.
 #
-# STEPS (20; 12 for smollm2) training steps each; OUT (runs/quickstart, runs/smollm2) where everything goes.
+# STEPS (20; 12 for smollm2) training steps each; OUT (runs/quickstart, runs/smollm2) the directory of all output.
 set -euo pipefail
 # The path of a model stays as it is from here, before the change of directory; a hub id too.
 name=${1:-toolbox}
@@ -24,8 +24,8 @@ recipe=toolbox prepare=(toolbox) make_policy=tiny policy=toolbox extras=()
 case $name in
   toolbox)   # Half of the recipe's batch: both rewards rise as well, in half of the time.
     settings=(hardware=cpu data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=8) ;;
-  smollm2)   # 64 answers of a sum's length a step; without KL it learns in a few steps. Held-out sums are
-             # answered as in training, at temperature 1: its most probable answer has the form from the start.
+  smollm2)   # 64 short responses in each step; without KL it learns in a few steps. Responses to held-out sums are
+             # sampled as in the run, at temperature 1: its most probable response has the format from the start.
     recipe=gsm8k prepare=(short-sums --shots 2) make_policy=smollm2 policy=smollm2 extras=(data)
     STEPS=${STEPS:-12} OUT=${OUT:-runs/smollm2}
     settings=(hardware=cpu data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8
@@ -41,7 +41,7 @@ esac
 steps=${STEPS:-20} out=${OUT:-runs/quickstart} data=$PWD/data/${prepare[0]}
 half=$(( (steps + 1) / 2 ))
 
-trap 'echo "Interrupted. The same command continues here: a training run resumes from its last checkpoint." >&2; exit 130' INT
+trap 'echo "Interrupted. The same command continues here: a run resumes from its last checkpoint." >&2; exit 130' INT
 part() { printf '%s   [%d min %02d s]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 part "1/5  installing"
@@ -57,7 +57,7 @@ if [ ! -f "$data/provenance.json" ]; then $gdpo prepare "${prepare[@]}" --out "$
 making=
 if [ -n "$make_policy" ]; then
   model=$PWD/models/$policy
-  # It needs one core; the check takes place beside it.
+  # It needs one core; the check runs at the same time.
   if [ ! -f "$model/policy.json" ]; then $gdpo make-policy "$make_policy" --out "$model" & making=$!; fi
   trap 'if [ -n "$making" ]; then kill "$making"; fi' EXIT
 fi
@@ -69,17 +69,17 @@ if [ -n "$making" ]; then wait "$making"; making=; fi
 # The number and the seconds of each step in a run's metrics; those of earlier starts come first.
 step_times() { sed -nE 's/^\{"step": ?([0-9]+),.*"timing_s\/step": ?([0-9.]+).*/\1 \2/p' "$1"/metrics*.jsonl 2>/dev/null || true; }
 
-# Once GDPO has taken three steps: how long both trainings will still take, by these steps and by
-# the time until the first of them, which GRPO needs as well.
+# When GDPO has taken three steps: how long both runs will still take, estimated from these steps and
+# from the time until the first of them, which GRPO needs as well.
 say_rest() {
   local begun=$SECONDS run=$1 known rest
-  known=$(step_times "$run" | wc -l)        # where a training goes on
+  known=$(step_times "$run" | wc -l)        # where a run resumes
   until [ "$(step_times "$run" | wc -l)" -ge $((known + 3)) ]; do sleep 1; done
   rest=$(step_times "$run" | tail -n +$((known + 1)) | awk -v steps="$steps" -v taken=$((SECONDS - begun)) '
     { sum += $2; last = $1 }
     END { step = sum / NR; start = taken > sum ? taken - sum : 0
           printf "%.0f min more, at %.1f s a step", (start + (2 * steps - last) * step) / 60, step }')
-  part "     both trainings take about $rest"
+  part "     both runs take about $rest"
 }
 
 part "4/5  training, $steps steps each; everything that verl prints is in $out/*/train.log"
@@ -104,5 +104,5 @@ done
 part "5/5  both trained from the same policy"
 sed 's/&lt;/</g' "$out/report/summary.md"    # Markdown, in which a policy's tags are escaped
 echo
-echo "The page with curves, table and completions: $page"
+echo "The page with curves, table and responses: $page"
 echo "Logs, metrics, dumps and checkpoints: $out/{gdpo,grpo}/"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Make the virtual environment .venv: gdpo-verl with verl, Ray and vLLM, in the versions that were
-# tested together. Safe to run again: does nothing when nothing changed, and starts afresh where it
+# tested together. Safe to run again: does nothing when nothing changed, and starts again where it
 # was interrupted. An environment that is there already gets these versions.
 #
 #   scripts/setup.sh                       for the GPU that this machine has, or for none
-#   scripts/setup.sh cpu|gpu [EXTRA ...]   overrules what it finds; EXTRA is test (what the tests
+#   scripts/setup.sh cpu|gpu [EXTRA ...]   overrides what it finds; EXTRA is test (what the tests
 #                                          need) or data (the packages of two data sets)
 #
 # The versions are in requirements/*.lock, with the hashes of the files; a file that has another
@@ -42,7 +42,7 @@ if [ "$found" = "$wanted" ]; then exit 0; fi
 
 # --- what cannot work -----------------------------------------------------------------------------
 case $venv in
-  *[[:space:]]*) fail "Ray starts no workers from a path with spaces, found $venv: move it" ;;
+  *[[:space:]]*) fail "expected a path without spaces, from which Ray can start workers, found $venv: move it" ;;
 esac
 if ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))'; then
   fail "expected Python 3.10 to 3.12, found $("$python" --version); set PYTHON to another one"
@@ -64,7 +64,7 @@ finish() {
 }
 trap finish EXIT
 if [ -n "$found" ] && [ "${found%% *}" != $hardware ]; then
-  echo "setup: making $venv anew, it was ${found%% *}"
+  echo "setup: making $venv again, because it was made for ${found%% *}"
   rm -rf "$venv.old"
   mv "$venv" "$venv.old"    # comes back if this fails
 fi
@@ -106,7 +106,7 @@ resolve() {
 }
 give_up() { tail -n 15 "$log" >&2; fail "$1"; }
 
-# Nothing is touched before all of it is known to be there.
+# Nothing is changed before all packages are known to be available.
 resolve || give_up "$nothing"
 if [ $hardware = gpu ] && grep -q '^ + torch==.*+cpu' "$log"; then
   fail "expected a build of torch for CUDA, found only a CPU build where pip is told to look \

@@ -13,32 +13,32 @@ scripts/setup.sh cpu test data || {
   scripts/setup.sh cpu test
   echo "the packages of two data sets could not be installed: their tests are skipped" >&2
 }
-# Beside the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
+# Next to the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
 [ -d "$venv/trl/trl-1.16.0.dist-info" ] ||
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
     --target "$venv/trl" --requirement requirements/trl.lock
 
-# Ray would run its workers at niceness 15, and the tests beside a training would starve it.
+# Ray would run its workers at niceness 15, and tests that run at the same time would starve it.
 export RAY_worker_niceness=0
-# A node that waits for a core is not dead, which Ray would take it for after 10 seconds.
+# Ray would treat a node that waits 10 seconds for a core as one that has died.
 export RAY_health_check_timeout_ms=60000
 # PyTorch's threads would spin while they wait for one that another test keeps from its core.
 export OMP_WAIT_POLICY=passive
 
 tier="not slow"
-memory=5e6 # kB that a training takes
+memory=5e6 # kB that a run takes
 if [ "${1:-}" = --all ]; then
   shift
   tier=""
   memory=9e6 # a pretrained model's takes 10 GB, a cluster of two nodes 6
 fi
 
-# A training waits half of its time: three at once, where there is memory for them.
+# A run waits half of its time: three at once, where there is memory for them.
 workers=$(awk -v each=$memory '/^MemAvailable/ { n = int($2 / each); print (n < 1 ? 1 : n > 3 ? 3 : n) }' /proc/meminfo)
 
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
-# A minute or two of one core, beside the tests.
+# It takes one core for a minute or two, at the same time as the tests.
 types=$(mktemp)
 "$venv/bin/mypy" > "$types" & mypy=$!
 

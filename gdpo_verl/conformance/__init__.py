@@ -1,4 +1,4 @@
-"""Vectors that any implementation of GDPO can be held against.
+"""Vectors with which any implementation of GDPO can be compared.
 
     from gdpo_verl.conformance import assert_conforms
     assert_conforms(my_function)                    # GDPO whitened over tokens
@@ -7,8 +7,8 @@
 vectors.json holds rewards, groups, tokens, weights and settings with the advantages to expect, in
 float64, and what each vector is about; schema.json describes it. A profile names the choices in
 which implementations may differ: the epsilons, where the sum is whitened, and what an unscored
-reward is. Vectors of a feature are for who says that it has it. scripts/dev/conformance.py writes
-the file by arithmetic that shares nothing with ours.
+reward is. Vectors of a feature are tried only on a function that is said to have the feature.
+scripts/dev/conformance.py writes the file with arithmetic that shares no code with gdpo_verl.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Result:
       expected: B advantages, with credit by turn one for each turn of the B responses.
       found: the function's; None where it raised an exception.
       conforms: each of them lies within the tolerance, or it raised NotImplementedError.
-      fault: what is wrong with them, for messages; '' if they conform.
+      fault: what is wrong with the advantages found, for messages; '' if they conform.
     """
 
     vector: dict[str, Any]
@@ -59,7 +59,7 @@ def check(
     """Try every vector of a profile.
 
     Args:
-      function: of (rewards, groups, token_counts, weights, **settings): B rows of K rewards, None
+      function: of (rewards, groups, token_counts, weights, **settings): B lists of K rewards, None
         where not scored; B hashables; B numbers; K numbers; and for some vectors `variant`,
         `ranges`, `conditions` or a variant's own settings. It returns B advantages, and raises
         NotImplementedError for what it does not have.
@@ -93,7 +93,7 @@ def check(
         try:
             returned = _by_response(function(*given, **vector["settings"]))
         except NotImplementedError:
-            # Who has no conditions or variants may still conform in what they have.
+            # A function without conditions or variants may conform in everything else.
             yield Result(vector, list(chain(*wanted)), None, True)
             continue
         except Exception as error:  # the vectors after this one are tried all the same
@@ -121,16 +121,11 @@ def _fault(
     own = [len(each) for each in returned]
     if own != counts:
         return f"expected {counts} advantages for the responses, found {own}"
-    pairs = [*zip(chain(*wanted), chain(*returned), strict=True)]
-    # Never abs(a - b) > tolerance: a NaN is not within it.
-    far = [place for place, (a, b) in enumerate(pairs) if not abs(a - b) <= tolerance]
-    if not far:
-        return ""
-    expected, found = pairs[far[0]]
-    return (
-        f"expected {expected} as advantage {far[0]}, found {found}; {len(far)} of {len(pairs)} "
-        "differ"
-    )
+    pairs = zip(chain(*wanted), chain(*returned), strict=True)
+    for place, (expected, found) in enumerate(pairs):
+        if not abs(found - expected) <= tolerance:  # also for a NaN
+            return f"expected {expected} as advantage {place}, found {found}"
+    return ""
 
 
 def assert_conforms(

@@ -1,4 +1,4 @@
-"""Check whether GDPO would run here, and say what to do when not."""
+"""Check whether GDPO can run here, and say what to do if it cannot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXTRAS = {
 }
 
 TORCHVISION = (
-    "beside torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
+    "next to torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
     "and transformers fails with them: pip uninstall torchvision torchaudio torchcodec"
 )
 TRL = (
@@ -60,7 +60,7 @@ def estimator():
     from verl.trainer.ppo import core_algos
     function = core_algos.get_adv_estimator_fn("gdpo")
     return f"{function.__module__}.{function.__qualname__}"
-def seam():
+def hooks():
     import verl.trainer.ppo.v1 as v1
     wrapped = hasattr(v1.PPOTrainer._compute_advantage, "__wrapped__")
     return "in place on verl's PPOTrainer" if wrapped else "not in place"
@@ -98,7 +98,7 @@ def start_ray():
     finally:
         ray.shutdown()
 attempt("adv_estimator=gdpo", estimator)
-attempt("trainer seam", seam)
+attempt("trainer hooks", hooks)
 attempt("reward manager " + sys.argv[1], manager)
 attempt("device", device)
 attempt("vLLM", vllm)
@@ -108,14 +108,14 @@ attempt("Ray", start_ray)
 print("\\n@" + json.dumps(result))
 """
 
-# What the probe says of a subject when all is well, and what to do where it says another thing.
+# What the probe returns for a subject when all is well, and what to do when it does not.
 _CHECKS = {
     "adv_estimator=gdpo": (
         "gdpo_verl.plugin.estimator.gdpo",
-        "the plug-in is not loaded: reinstall gdpo-verl beside verl, and leave "
+        "the plug-in is not loaded: reinstall gdpo-verl next to verl, and leave "
         "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
     ),
-    "trainer seam": (
+    "trainer hooks": (
         "in place on verl's PPOTrainer",
         "reinstall gdpo-verl and verl, then run this again",
     ),
@@ -170,7 +170,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """No remedy: GDPO runs beside verl without any of them."""
+    """No remedy: GDPO runs in verl without any of them."""
     needed = requires("gdpo-verl") or []
     for extra, purpose in _EXTRAS.items():
         # "math-verify>=0.8; extra == 'rewards'"
@@ -186,7 +186,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _trl() -> Finding:
-    """The trainer in TRL, which stands in an environment of its own."""
+    """Check the trainer in TRL, which has an environment of its own."""
     try:
         from gdpo_verl import trl
 

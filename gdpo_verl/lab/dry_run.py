@@ -1,4 +1,4 @@
-"""Say what a training would do and need, and find what is wrong with it, without a device."""
+"""Say what a run would do and need, and find what is wrong with it, without a device."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from gdpo_verl.cpu.settings import check_memory, memory
 from gdpo_verl.lab.run import checkpoints, claim, launch
 from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD, hardware_of, named
 from gdpo_verl.lab.run.memory import Shape, load_shape, needs
-from gdpo_verl.lab.run.preflight import check_data_files, check_steps
+from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.tasks.rows import tokenizer_of
 from gdpo_verl.plugin.dumps import DumpSettings
 from gdpo_verl.plugin.model import check_model
 
-# Answers that the reward is tried on; each prompt gets several.
+# The rows on which the reward is tried; each gets several responses.
 PROBED_ROWS = 4
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """A training as it would run: its settings, its needs, and its faults.
+    """A run as it would be trained: its settings, its needs, and its faults.
 
     Attributes:
       lines: for a terminal.
-      problems: each with the key at fault; empty when the training can be started.
+      problems: each with the key at fault; empty when the run can be started.
     """
 
     lines: list[str]
     problems: list[str]
 
     def to_text(self) -> str:
-        """For a terminal; the last line says whether the training can be started."""
+        """Return the text for a terminal; its last line says whether the run can be started."""
         found = [f"PROBLEM  {problem}" for problem in self.problems]
-        end = f"{len(found)} to put right first." if found else "All checks passed."
+        end = f"Correct {len(found)} problem(s) first." if found else "All checks passed."
         return "\n".join([*self.lines, *found, f"Nothing was started. {end}"])
 
 
@@ -59,14 +59,14 @@ def dry_run(
     config_dir: Path | None = None,
     accept_changed_files: bool = False,
 ) -> DryRun:
-    """Compose a training and check all of it that needs no device.
+    """Compose a run and check everything that needs no device.
 
     Args:
       recipe, run, overrides, config_dir, accept_changed_files: as for `launch.train`; nothing is
         written.
       card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
         is for.
-      elsewhere: the training runs on other machines, whose files need not be here.
+      elsewhere: the run is trained on other machines, whose files need not be here.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
@@ -81,7 +81,7 @@ def dry_run(
     except RuntimeError as error:
         problems.append(str(error))
     shape = load_shape(config.actor_rollout_ref.model)
-    # Each of them to its end: the reader gets all problems at once.
+    # All checks run, so that the user sees all problems at once.
     for check in (_model, _settings, _data_and_reward):
         with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
             try:
@@ -108,11 +108,14 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
     )
     model = config.actor_rollout_ref.model
     name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
-    rows = "packed" if model.use_remove_padding else "padded to the longest of their micro-batch"
+    responses = (
+        "packed" if model.use_remove_padding else "padded to the longest of their micro-batch"
+    )
     if name == "sdpa" and model.use_remove_padding:
-        rows += ": its time grows with max_token_len_per_gpu squared, unlike flash-attn's"
+        responses += ": its time grows with max_token_len_per_gpu squared, unlike flash-attn's"
     yield (
-        f"software gdpo-verl {__version__}, verl {version('verl')}; attention {name}, rows {rows}"
+        f"software gdpo-verl {__version__}, verl {version('verl')}; attention {name}, responses "
+        f"{responses}"
     )
 
 
@@ -136,7 +139,7 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
     if shape is None:
         yield (
             f"memory   not known: the configuration of {config.actor_rollout_ref.model.path!r} is "
-            "not available here. Where the training runs it must be: fetch it with `hf download`"
+            "not available here. The machine that trains needs it: fetch it with `hf download`"
         )
         return
     model = config.actor_rollout_ref.model
@@ -154,7 +157,7 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
 
 
 def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
-    """verl's own validation and ours, but for what looks for a device."""
+    """Run verl's own validation and that of gdpo-verl, except what looks for a device."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -172,20 +175,19 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
 
 
 def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
-    """The data's columns, and the reward tried on rows of it with answers of all kinds."""
+    """Check the columns of the data, and try the reward on rows with responses of all kinds."""
     from gdpo_verl.lab import check_reward
 
     if elsewhere and not all(os.path.exists(path) for path in _files(config)):
-        yield "data     not all on this machine, nor perhaps the reward; neither was tried"
+        yield "data     not tried, and neither was the reward: files are missing on this machine"
         return
     check_data_files(config.data)
-    check_steps(config)
     if config.reward.reward_model.enable:
-        yield "reward   a reward model needs the devices; it was not tried"
+        yield "reward   not tried: a reward model needs the devices"
         return
     config = config.copy()  # the check changes settings of it
     if shape is None:
-        config.actor_rollout_ref.model.path = None  # answers are then counted in bytes
+        config.actor_rollout_ref.model.path = None  # responses are then counted in bytes
     # Not timed: a busy machine is no slow reward.
     report = check_reward.check(config, rows=PROBED_ROWS, step_seconds=math.inf)
     if report["problems"]:
@@ -196,7 +198,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 
 def _files(config: DictConfig) -> list[str]:
-    """The files of the data, and that of the reward where it is one."""
+    """Return the files of the data, and that of the reward where it is a file."""
     data = [file for key in DATA for file in named(config, key)]
     return [*data, *(file for file in named(config, REWARD) if "://" not in file)]
 
@@ -221,7 +223,7 @@ def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None)
         source = f"the smallest GPU of hardware={hardware}"
     yield (
         f"memory   {shape.weights / 1e9:.2f} billion weights; {source}: {_gib(total)}. Each device "
-        "holds, with activations on top (for information: nothing is refused by these numbers)"
+        "holds, with activations on top (for information: these numbers reject no run)"
     )
     yield from (f"  {what}: {_gib(size)}" for what, size in needs(config, shape))
 

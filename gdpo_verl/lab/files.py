@@ -1,4 +1,4 @@
-"""Files and folders that a reader finds whole or not at all, and their digests."""
+"""Write files and folders so that a reader never finds an incomplete one, and digest files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Lend a path to write a file or a folder to; it gets the name `path` when the block ends.
 
-    When the block raises, what was there stays. What a killed process left beside `path` is
+    When the block raises, what was there stays. What a killed process left next to `path` is
     removed. An OSError, such as that of a full disk, names a file.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         _remove(left)
-    # Beside it: a name is changed at once only within one file system.
+    # Next to it: a name is changed at once only within one file system.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield scratch
-        if scratch.is_file():
-            with scratch.open("rb") as written:
-                os.fsync(written.fileno())  # else a machine that stops leaves the name and no text
         if path.is_dir():  # no call replaces a folder that holds something
             shutil.rmtree(path)
         os.replace(scratch, path)
@@ -39,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text as UTF-8, so that nobody reads half of it.
+    """Write a text as UTF-8, so that no reader finds an incomplete file.
 
     Half of a surrogate pair, which a tokenizer can produce, becomes a question mark.
     """
@@ -48,7 +45,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

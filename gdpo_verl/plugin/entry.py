@@ -43,7 +43,7 @@ def _on_supported_verl(hook: Hook) -> Hook:
 def _register_estimator(core_algos: Any) -> None:
     from gdpo_verl.plugin import contract, estimator
 
-    # register_adv_est refuses a second "gdpo" (core_algos.py), hence the assignment.
+    # register_adv_est rejects a second "gdpo" (core_algos.py), hence the assignment.
     reason = contract.first_violation()
     core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"] = (
         estimator.gdpo if reason is None else estimator.unsupported(reason)

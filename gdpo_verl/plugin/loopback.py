@@ -1,7 +1,7 @@
-"""Keep the sockets of a training on one machine at its loopback address.
+"""Keep the sockets of a run on one machine at the loopback address.
 
-The processes of a training trust each other. TransferQueue 0.1.11 unpickles what it receives
-(transfer_queue/utils/zmq_utils.py, `ZMQMessage.deserialize`), and verl's vLLM server answers
+The processes of a run trust each other. TransferQueue 0.1.11 unpickles what it receives
+(transfer_queue/utils/zmq_utils.py, `ZMQMessage.deserialize`), and verl's vLLM server replies
 without a key (verl/workers/rollout/vllm_rollout/vllm_async_server.py). Both listen at the address
 that Ray reports for the node. A cluster needs that address; one machine does not.
 """
@@ -29,10 +29,10 @@ _VARIABLES = {
 
 
 def variables_for(config: Any) -> Mapping[str, str]:
-    """The variables of a training on one machine that starts its own Ray; none for another.
+    """Return the variables of a run on one machine that starts its own Ray; none for another.
 
     Args:
-      config: verl's whole configuration.
+      config: verl's configuration.
     """
     if joins_cluster(config) or config.trainer.nnodes > 1:
         return {}
@@ -40,7 +40,7 @@ def variables_for(config: Any) -> Mapping[str, str]:
 
 
 def listen_locally(config: Any) -> None:
-    """Set the variables that this process lacks; Ray's processes inherit them at `ray.init`."""
+    """Set the variables that are not set in this process; Ray's processes inherit them."""
     for name, value in variables_for(config).items():
         os.environ.setdefault(name, value)
     if os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0":
@@ -60,12 +60,14 @@ def bind(host: str, port: int = 0) -> int:
 
 
 def keep_stores_local(rendezvous: Any) -> None:
-    """torch's `TCPStore` listens on all interfaces, also where its host is 127.0.0.1
-    (torch/distributed/rendezvous.py, `_create_c10d_store`). Give it a socket that does not."""
+    """Give torch's `TCPStore` a socket that listens at 127.0.0.1 only, where that is its host.
+
+    Its own listens on all interfaces (torch/distributed/rendezvous.py, `_create_c10d_store`).
+    """
 
     def make(original: Any, *positional: Any, **arguments: Any) -> Any:
         if arguments.get("host_name") == ADDRESS and arguments.get("is_master"):
-            with contextlib.suppress(OSError):  # this process has a store there, which is shared
+            with contextlib.suppress(OSError):  # then this process has a store there, and shares it
                 arguments["master_listen_fd"] = bind(ADDRESS, arguments["port"])
         return original(*positional, **arguments)
 

@@ -1,4 +1,4 @@
-"""The model of a training: whether it loads, and what of it is trained."""
+"""The model of a run: whether it loads, and which of its parts are trained."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _DEFAULT = "~/models/deepseek-llm-7b-chat"
 
 
 def joins_cluster(config: Any) -> bool:
-    """Return whether the training joins a named Ray, whose nodes may have other files."""
+    """Return whether the run joins a Ray that is named, whose nodes may have other files."""
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     return bool(address or os.environ.get("RAY_ADDRESS"))
 
 
 def check_model(config: Any, *, elsewhere: bool = False) -> None:
-    """Refuse a model that Transformers would not find: neither a directory nor a hub's id.
+    """Reject a model that Transformers would not find: neither a directory nor a hub's id.
 
     The hub is asked; while it is out of reach, an id is believed.
 
     Args:
-      config: verl's whole configuration.
+      config: verl's configuration.
       elsewhere: other machines load the model, with their own files and hub.
 
     Raises:
@@ -48,9 +48,9 @@ def check_model(config: Any, *, elsewhere: bool = False) -> None:
 
 
 def has_configuration(path: str) -> bool:
-    """Return whether a model's config.json can be had: here, in the hub's cache, or from the hub.
+    """Return whether config.json of a model is available: here, in the hub's cache, or on the hub.
 
-    Asks once. Transformers asks a hub that is out of reach six times, half a minute long.
+    Ask the hub once. Transformers asks a hub that is out of reach six times, for half a minute.
     """
     here = os.path.isfile(os.path.join(path, "config.json"))
     return here or _hubs_answer(path, "", ask=True) is None
@@ -63,9 +63,9 @@ def is_lora(config: Any) -> bool:
 
 
 def peft_without_fsdp1() -> str | None:
-    """The version of an installed peft that finds no adapter in a model that FSDP1 wraps.
+    """Return the version of an installed peft that finds no adapter in a model that FSDP1 wraps.
 
-    From 0.21 on `get_peft_model_state_dict` returns nothing of it, and verl would hand vLLM an
+    From 0.21 on `get_peft_model_state_dict` returns no weights of it, and verl would give vLLM an
     empty adapter (verl's #8184, peft's #3490).
     """
     try:
@@ -77,7 +77,7 @@ def peft_without_fsdp1() -> str | None:
 
 
 def check_lora(config: Any) -> None:
-    """Refuse LoRA under FSDP1 where vLLM would sample without the adapter.
+    """Reject LoRA under FSDP1 where vLLM would sample without the adapter.
 
     Raises:
       ValueError: names the key in full, what was found and what to set.
@@ -95,7 +95,7 @@ def check_lora(config: Any) -> None:
 
 
 def _fault(path: str, elsewhere: bool) -> str | None:
-    """The end of a sentence on a path that names no model; None where it names one."""
+    """Return the end of a sentence on a path that names no model; None where it names one."""
     whole = os.path.expanduser(path)
     if "://" in path or (elsewhere and path.startswith("/")):
         return None
@@ -103,7 +103,7 @@ def _fault(path: str, elsewhere: bool) -> str | None:
         if path.endswith("/"):
             return f"{path!r}, at whose last slash verl stops."
         if whole != path and not elsewhere:
-            return f"{path!r}, in which verl leaves the '~'."
+            return f"{path!r}, in which verl does not replace the '~'."
         return None
     parent, name = os.path.split(whole)
     beside = os.listdir(parent) if os.path.isdir(parent) else []
@@ -118,7 +118,7 @@ def _fault(path: str, elsewhere: bool) -> str | None:
 
 
 def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
-    """None where the hub or its cache has the model, else the end of a sentence that it has not."""
+    """Return None where the hub or its cache has the model, else the end of a sentence."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     try:
@@ -131,8 +131,8 @@ def _hubs_answer(path: str, unknown: str | None, *, ask: bool) -> str | None:
     except errors.HFValidationError:
         return ""
     except errors.OfflineModeIsEnabled:
-        return ", nor in the hub's cache, and HF_HUB_OFFLINE keeps from asking the hub"
+        return ", nor in the hub's cache, and HF_HUB_OFFLINE does not allow asking the hub"
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        return f", and the hub gives none to this machine ({type(error).__name__})"
+        return f", and the hub has none for this machine ({type(error).__name__})"
     except Exception:  # out of reach
         return unknown

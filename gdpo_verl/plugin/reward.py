@@ -41,18 +41,18 @@ MEASURED = 32
 
 @random_state_kept()
 def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
-    """Call the configured reward with an empty answer to a row of each data source of both files.
+    """Call the configured reward with an empty response to a row of each data source of both files.
 
     Args:
       trainer: verl's; its `config`, `tokenizer`, `train_dataset` and `val_dataset` are read.
 
     Returns:
-      The dict that it returned (verl's `reward_extra_info`) for each row of the training, by the
-      row's name; {} when it needs a reward model, which does not run yet.
+      The dict that it returned (verl's `reward_extra_info`) for each row of the training data, by
+      the row's name; {} when it needs a reward model, which does not run yet.
 
     Raises:
-      ValueError: it cannot be called, raised, or returned what ends a training; or prompts are
-        too long.
+      ValueError: it cannot be called, raised, or returned what ends a run; or prompts are too
+        long.
     """
     from verl.trainer.ppo.reward import load_reward_manager
 
@@ -87,14 +87,14 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
                 raise ValueError(problem)
         except ValueError as error:
             raise ValueError(
-                f"reward.custom_reward_function: row {name}, with an empty answer: {error}. "
+                f"reward.custom_reward_function: row {name}, with an empty response: {error}. "
                 "A reward function must return a score, and its components, for any text."
             ) from error
     return {name: returned[name] for name in training}
 
 
 def validates(config: Any) -> bool:
-    """Return whether the training validates at all."""
+    """Return whether the run validates at all."""
     return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
 
 
@@ -110,7 +110,7 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
         raise ValueError(raised(error)) from error
     score = result.get("reward_score")
     if inspect.iscoroutine(score):
-        score.close()  # Python would warn of it, long after
+        score.close()  # else Python warns of it much later
         raise ValueError(
             "returned a coroutine: verl awaits only a function that is itself written with `async "
             "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
@@ -118,20 +118,20 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
     info = dict(result.get("reward_extra_info") or {})
     others = [key for key in unnested(info) if not isinstance(key, str)]
     if others:
-        raise ValueError(f"returned a dict with the key {others[0]!r}. Let all its keys be texts")
+        raise ValueError(f"returned a dict with the key {others[0]!r}. Make all its keys texts")
     return score, info
 
 
 def single_row_batch(
     prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any], turns: int = 1
 ) -> Any:
-    """Make the `DataProto` in which an agent loop hands one answer to a reward manager.
+    """Make the `DataProto` in which an agent loop gives one response to a reward manager.
 
     Args:
       prompt, response: in tokens.
       row: of the data; the manager gets a copy, since it may write into the columns, without
         verl's `dummy_tensor`.
-      turns: of the model's in the answer; a tool without a result stands between two of them.
+      turns: the model's turns in the response; a tool is called between two of them.
     """
     from verl import DataProto
 
@@ -145,7 +145,7 @@ def single_row_batch(
     tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
     columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
     columns = copy.deepcopy(columns) | {
-        "__num_turns__": 2 * turns,  # with the question and what the tools told
+        "__num_turns__": 2 * turns,  # with the prompt and the results of the tools
         "tool_extra_fields": tool_fields if turns > 1 else {},
         "prompt_len": len(prompt),
         "response_len": len(response),
@@ -189,7 +189,7 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
 
     if not validates(config):
         return []
-    answers = config.actor_rollout_ref.rollout.val_kwargs.n
+    responses = config.actor_rollout_ref.rollout.val_kwargs.n
     problems = []
     for key in dict.fromkeys(key for info in infos for key in info):
         if key in RESERVED and key != "score":
@@ -203,7 +203,7 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         values.sort(key=lambda value: isinstance(value, str))  # verl skips all if the first is one
         prompts = [values * 2]
-        if answers == 1:
+        if responses == 1:
             prompts = [[value] for value in values]
         try:
             for prompt in prompts:
@@ -214,7 +214,7 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
             found = " and ".join(f"{reprlib.repr(v)} ({type(v).__name__})" for v in values)
             problems.append(
                 f"{key!r} is {found}, with which verl's validation ends ({type(error).__name__}). "
-                "Return a number, a text or None for it, the same for every answer"
+                "Return a number, a text or None for it, the same kind for every response"
             )
     return problems
 
@@ -238,7 +238,7 @@ def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
 def overlong_prompts(
     config: Any, tokenizer: Any, dataset: Any, rows: Iterable[Mapping[str, Any]]
 ) -> str:
-    """Complain of prompts that are too long; '' where none is, or where the user has a way for it.
+    """Complain of prompts that are too long; '' where none is, or where a setting handles them.
 
     verl's agent loop cuts off their beginnings, whatever data.truncation says
     (verl/experimental/agent_loop/agent_loop.py, `_cap_text_prompt_length`).
@@ -267,10 +267,10 @@ def opened_thought_warning(config: Any, prompt: str) -> str:
     if not opening or manager == MANAGER_NAME:
         return ""
     return (
-        f"reward.reward_manager.name={manager}: the prompt ends in {opening!r}, so that answers "
+        f"reward.reward_manager.name={manager}: the prompt ends in {opening!r}, so that responses "
         "start inside the thought and hold no opening tag. A reward that asks for "
-        f"<think>…</think> gives its format 0 for every answer. Set it to {MANAGER_NAME}, which "
-        "puts the tag in front of the answer, or have the reward do without it."
+        f"<think>…</think> gives its format 0 for every response. Set it to {MANAGER_NAME}, "
+        "which puts the tag in front of the response, or write a reward that needs no tag."
     )
 
 

@@ -32,12 +32,12 @@ _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
 LIBRARIES = (
     "<frozen ",
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(__file__).parents[1] / room) for room in ("config", "plugin", "lab")),
+    *(str(Path(__file__).parents[1] / package) for package in ("config", "plugin", "lab")),
 )
 
 
 def declared_reward(config: Any) -> tuple[Component, ...]:
-    """The components that the configured reward function, else its manager, declares.
+    """Return the components that the configured reward function, else its manager, declares.
 
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
@@ -74,37 +74,27 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
 
 
 def _load_fault(error: BaseException) -> str:
-    """The cause of a module's failed import, with its place, and the remedy."""
-    # verl puts its own error around that of a file (verl/utils/import_utils.py, `load_module`).
+    """Describe why a module cannot be loaded: the cause, its place, and the remedy."""
+    # verl raises its own error from that of the file (verl/utils/import_utils.py, `load_module`).
     cause = error
-    if error.__cause__ is not None and str(error).startswith("Error loading module"):
+    if error.__cause__ and str(error).startswith("Error loading module"):
         cause = error.__cause__
     text = cause.msg if isinstance(cause, SyntaxError) else str(cause)
     fault = f"{type(cause).__name__}: {text}".replace("\n", " ").rstrip(":. ")
     place = user_place(cause)
     if place:
-        fault += f" ({place})"
-    return f"{fault}. {_load_remedy(cause, place)}"
-
-
-def _load_remedy(cause: BaseException, place: str) -> str:
-    if not place and isinstance(cause, (ImportError, OSError, AttributeError)):
         return (
-            "Give path=pkg://package.module or a file whose name ends in .py, and name=the "
-            "function or class in it."
+            f"{fault} ({place}). Correct this, so that the file can be loaded where the run "
+            "trains. A file is loaded without its package, so that it needs absolute imports."
         )
-    if isinstance(cause, ModuleNotFoundError):
-        return "Install it where the training runs, or add its directory to PYTHONPATH."
-    if "relative import" in str(cause):
-        return (
-            "A file is loaded without its package. Import the module by its absolute name, or "
-            "give path=pkg://package.module."
-        )
-    return "Correct this, so that it can be loaded where the training runs."
+    return (
+        f"{fault}. Give path=pkg://package.module or a file whose name ends in .py, and name=the "
+        "function or class in it."
+    )
 
 
 def user_place(error: BaseException) -> str:
-    """The last place of an error in the user's files, as FILE:LINE; '' where there is none."""
+    """Return the last place of an error in the user's files, as FILE:LINE; '' without one."""
     if isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -118,7 +108,7 @@ def user_place(error: BaseException) -> str:
 
 
 def components_of(function: Any, config: Any) -> tuple[Component, ...]:
-    """The components that a reward function declares, and that of the judge in `reward_kwargs`."""
+    """Return the components that a function declares, and that of the judge in `reward_kwargs`."""
     declared = declared_components(function)
     judge = judge_of(function, config)
     own = () if judge is None else (Component(judge.name, 0, 1, most_unscored=judge.most_failed),)
@@ -126,7 +116,7 @@ def components_of(function: Any, config: Any) -> tuple[Component, ...]:
 
 
 def judge_of(function: Any, config: Any) -> Judge | None:
-    """The judge in `reward_kwargs`; None without, and where the function itself has the argument.
+    """Return the judge in `reward_kwargs`; None if there is none or the function takes it.
 
     Raises:
       ValueError: names the key of a setting that is wrong.
@@ -138,15 +128,17 @@ def judge_of(function: Any, config: Any) -> Judge | None:
     manager = settings.reward_manager.name
     if manager != MANAGER_NAME:
         raise ValueError(
-            f"{JUDGE}: reward.reward_manager.name={manager} asks none. Set it to {MANAGER_NAME}."
+            f"{JUDGE}: reward.reward_manager.name={manager} asks no judge. Set it to "
+            f"{MANAGER_NAME}."
         )
     judge = Judge.read(node, JUDGE)
     names = [each.name for each in declared_components(function)]
     check_names([*names, judge.name], f"{JUDGE}.name")
     if not names and config.algorithm.get("gdpo_reward_keys") is None:
         raise ValueError(
-            f"{JUDGE}: the reward function declares no components beside the judge's. Declare them "
-            "with gdpo_verl.rewards.declares, or name all in algorithm.gdpo_reward_keys."
+            f"{JUDGE}: the reward function declares no components in addition to the judge's. "
+            "Declare them with gdpo_verl.rewards.declares, or name all of them in "
+            "algorithm.gdpo_reward_keys."
         )
     model = settings.reward_model
     if not (judge.url or (model.enable and model.enable_resource_pool)):
@@ -204,9 +196,9 @@ def unnamed_arguments(config: Any) -> list[str]:
 
 
 def in_configuration(error: BaseException) -> str:
-    """An error's text; the argument that it is about, if any, has its key in the configuration.
+    """Return an error's text, with the configuration key in place of the argument that it names.
 
-    Rewards and sandbox know their own arguments, and no verl.
+    Rewards and sandbox know their own arguments, and not verl.
     """
     text = str(error)
     argument = getattr(error, "argument", None)

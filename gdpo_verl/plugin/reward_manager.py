@@ -1,15 +1,16 @@
-"""The reward manager that feeds GDPO and its GRPO control the same components.
+"""The reward manager that gives GDPO and its GRPO baseline the same components.
 
 It does what verl's `naive` manager does, and three things more: it tells the reward function
 the response's length in tokens (`extra_info['response_length']`) and, as verl's `gdpo` manager,
 the experiment's name, it makes the score the weighted sum of the components that GDPO decouples,
 from the same configuration, and where the prompt itself opens the thought it puts that end of the
-prompt in front of the response, so that the function judges the assistant's whole turn. The
+prompt in front of the response, so that the function judges the assistant's complete turn. The
 function may be sync or async. A judge among the `reward_kwargs` is asked at the same time.
 
-A row whose components cannot be read keeps the function's own score: verl does not tell a manager
-that it is a validation's, whose data may have other rewards, and an exception would only take the
-session away. The seam raises for such a row of the training, and names it.
+A response whose components cannot be read keeps the function's own score: verl does not tell a
+manager that a response belongs to a validation, whose data may have other rewards, and an
+exception would only remove the rollout. The trainer hooks raise an error for such a training
+response, and name it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class ComponentsRewardManager(NaiveRewardManager):
         self.warned: set[str] = set()  # of which data sources, and of the judge
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one session by its last output."""
+        """Score one rollout (verl's session) by its last output."""
         data = data[-1:]
         length = _trim_response(data)
         self._put_opened_thought_in_front(data)
@@ -104,13 +105,15 @@ class ComponentsRewardManager(NaiveRewardManager):
                     raise
                 if source not in self.warned:
                     self.warned.add(source)
-                    logger.warning("the reward's own score is kept, as in a validation: %s", error)
+                    logger.warning(
+                        "the score of the reward function is kept, as in a validation: %s", error
+                    )
         elif result["reward_score"] is None:
             raise KeyError("score")
         return result
 
     async def _judge(self, row: Any) -> Any:
-        """Have the judge rate the only row's response; {} without a judge."""
+        """Have the judge rate the only response; return {} without a judge."""
         if self.judge is None:
             return {}
         columns = row.non_tensor_batch
@@ -169,12 +172,12 @@ def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[
 
 
 def _trim_response(data: Any) -> int:
-    """Take the padding off the only row's response, and return its length in tokens.
+    """Remove the padding of the only response, and return its length in tokens.
 
-    The agent loop pads the outputs of a session at the right of prompt and response together,
+    The agent loop pads the outputs of a rollout at the right of prompt and response together,
     so that the window in which verl's managers look for the response's mask holds other
-    tokens, and a response shorter than its siblings would be read with the padding behind it
-    (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). It gives the length beside.
+    tokens, and a response shorter than others of its group would be read with its padding
+    (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). It gives the length separately.
     """
     responses = data.batch["responses"]
     mask = data.batch["attention_mask"]

@@ -46,8 +46,8 @@ def is_gdpo(config: Any) -> bool:
 def uses_plugin(config: Any) -> bool:
     """Return whether a run uses the plug-in at all; any other is left alone.
 
-    It does by its estimator, by a key that begins like one of ours, by our reward manager or by our
-    group filter.
+    It does by its estimator, by a key that begins with gdpo, by its reward manager or by its group
+    filter.
     """
     algorithm = config.algorithm
     return (
@@ -72,7 +72,7 @@ def on_default_trainer(config: Any) -> bool:
 
 
 def check_run(config: Any) -> None:
-    """Refuse a run that uses the plug-in and cannot work, in the driver, before Ray starts."""
+    """Reject a run that uses the plug-in and cannot work, in the driver, before Ray starts."""
     check_settings(config)
     if not joins_cluster(config):
         check_components(config)
@@ -81,7 +81,7 @@ def check_run(config: Any) -> None:
 
 
 def check_settings(config: Any) -> None:
-    """Refuse settings of ours that cannot work or would be ignored, whatever the machine."""
+    """Reject GDPO settings that cannot work or would be ignored, whatever the machine."""
     if reason := contract.first_violation():
         if is_gdpo(config):
             raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
@@ -117,20 +117,20 @@ def check_settings(config: Any) -> None:
 
 
 def check_lengths(config: Any) -> None:
-    """Refuse rollouts without room to answer, which verl says of each longer prompt alone."""
+    """Reject a model length that leaves long prompts no tokens for a response."""
     most = config.actor_rollout_ref.rollout.get("max_model_len")
     prompt = config.data.max_prompt_length
     if most is not None and most <= prompt:
         raise ValueError(
             f"actor_rollout_ref.rollout.max_model_len: expected more than data.max_prompt_length="
-            f"{prompt}, found {most}: long prompts would get no answer. Lower "
+            f"{prompt}, found {most}: long prompts would get no response. Lower "
             "data.max_prompt_length; or, where the model takes more, set it to null, the model's "
             "own limit, or to the sum of data.max_prompt_length and data.max_response_length."
         )
 
 
 def check_keys(config: Any) -> None:
-    """Refuse keys that would be ignored: ours in a wrong place, verl's old ones of the reward."""
+    """Reject keys that would be ignored: GDPO keys in a wrong place, and verl's old reward keys."""
     for key in config:
         if str(key).startswith("gdpo"):
             raise ValueError(f"{key}: unknown key. Settings of GDPO are under algorithm.{key}.")
@@ -144,7 +144,7 @@ def check_keys(config: Any) -> None:
         value = OmegaConf.select(config, key)
         if value is not None and OmegaConf.select(config, new) != value:
             raise ValueError(
-                f"{key}: verl reads this key no more, and {value!r} would have no effect. Set "
+                f"{key}: verl no longer reads this key, and {value!r} would have no effect. Set "
                 f"{new} instead."
             )
 
@@ -161,9 +161,9 @@ def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
     }
     if keys := [key for key, is_ignored in ignored.items() if is_ignored]:
         logger.warning(
-            "%s: no effect on what is learnt under algorithm.adv_estimator=%s, which optimises the "
-            "score that reward.reward_manager.name=%s gives. Weights and conditions are part of "
-            "the score of %s.",
+            "%s: no effect on what is learned under algorithm.adv_estimator=%s, which optimises "
+            "the score that reward.reward_manager.name=%s gives. Weights and conditions are part "
+            "of the score of %s.",
             ", ".join(keys),
             config.algorithm.get("adv_estimator"),
             manager,
@@ -172,7 +172,7 @@ def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
 
 
 def check_components(config: Any) -> None:
-    """Refuse a model or a reward that is not on this machine, and components that do not fit.
+    """Reject a model or a reward that is not on this machine, and components that do not fit.
 
     Called where the trainer runs; on a cluster that is not the driver's machine.
     """
@@ -183,7 +183,7 @@ def check_components(config: Any) -> None:
 
 
 def check_estimator(config: Any, objective: Objective) -> None:
-    """Refuse a variant that cannot work with these components and groups; try a user's own.
+    """Reject a variant that cannot work with these components and groups; try a user's own.
 
     Groups of one response, verl's default, are no fault of the components: see `check_settings`.
     """
@@ -192,7 +192,7 @@ def check_estimator(config: Any, objective: Objective) -> None:
 
 
 def check_schedule(config: Any) -> None:
-    """Refuse scheduled weights where they would have no effect."""
+    """Reject scheduled weights where they would have no effect."""
     if OmegaConf.select(config, "algorithm.gdpo.schedule") is None:
         return
     if not is_gdpo(config):
@@ -211,9 +211,9 @@ def check_schedule(config: Any) -> None:
 
 
 def check_trainer(config: Any, objective: Objective) -> None:
-    """Refuse components that may be absent where verl's trainer makes columns of them.
+    """Reject components that may be absent where verl's trainer makes columns of them.
 
-    All but the default one take the keys of a batch's first answer for all of its answers
+    All but the default one take the keys of a batch's first response for all its responses
     (verl/experimental/agent_loop/agent_loop.py, `_postprocess`).
     """
     if on_default_trainer(config):
@@ -223,14 +223,14 @@ def check_trainer(config: Any, objective: Objective) -> None:
     if absent := [key for key in objective.keys if key in objective.optional]:
         raise ValueError(
             f"algorithm.gdpo_reward_keys: {absent} may be absent, and verl's legacy, fully_async "
-            "and one_step_off trainers take the keys of a batch's first answer for all of them. "
+            "and one_step_off trainers take the keys of a batch's first response for all of them. "
             "Return them for every row, None where they are not scored, and declare them without "
             "optional=True; or train with verl.trainer.main_ppo and trainer.use_v1=true."
         )
 
 
 def check_filter(config: Any, returned: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a group filter on a metric that is not among what `probe_reward` returned."""
+    """Reject a group filter on a metric that is not among what `probe_reward` returned."""
     metric = _other_filter(config)
     if metric in (None, "reward"):
         return
@@ -239,7 +239,7 @@ def check_filter(config: Any, returned: Mapping[str, Mapping[str, Any]]) -> None
             known = ["reward", FILTER_METRIC, *info]
             raise ValueError(
                 f"algorithm.filter_groups.metric: {metric!r} is not among {known}: verl's reward, "
-                f"our {FILTER_METRIC}, and what the reward returned for row {row}."
+                f"GDPO's {FILTER_METRIC}, and what the reward returned for row {row}."
                 f"{did_you_mean(metric, known)}"
             )
 
@@ -250,7 +250,7 @@ def objective_of(
     """The objective of a run that uses the plug-in; None where it has no components for us.
 
     Args:
-      config: verl's whole configuration.
+      config: verl's configuration.
       returned: the dicts that the reward returned, by the names of their rows; see `probe_reward`.
 
     Raises:
@@ -263,10 +263,10 @@ def objective_of(
     for row, info in (returned or {}).items():
         if reason := failed_judgement(info):
             raise ValueError(
-                f"reward.reward_manager: row {row}: no reward but {reason!r}. See to the judge "
-                "that the reward asks, or to reward.timeout."
+                f"reward.reward_manager: row {row}: no reward but {reason!r}. Check the "
+                "judge that the reward asks, or reward.timeout."
             )
-        # Of an empty answer a judge may say anything; that it says nothing is a fault.
+        # A judge may reply anything to an empty response; that it does not reply is a fault.
         for judged in declared:
             if judged.most_unscored is None:
                 continue
@@ -303,8 +303,8 @@ def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
     logger.warning(
         "algorithm.filter_groups.metric=%s drops groups in which %s does not vary although "
         "other components may, from which GDPO learns. Use algorithm.filter_groups.metric=%s "
-        "to drop the groups that GDPO learns nothing from.",
+        "to drop the groups from which GDPO learns nothing.",
         metric,
-        "the sum" if metric in ("reward", "score") else f"{metric!r} alone",
+        "the score" if metric in ("reward", "score") else f"{metric!r} alone",
         FILTER_METRIC,
     )

@@ -208,7 +208,7 @@ def test_made_up_answers_through_verls_naive_manager(check, function):
     }
     assert status == 0
     assert f"rewards.py:{function}" in shown
-    assert "score = 1·right + 1·short in 27 of 27 answers" in shown
+    assert "score = 1·right + 1·short in 27 of 27 responses" in shown
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
     assert "a reward that prints" not in shown
@@ -257,10 +257,10 @@ BROKEN = {
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
     "locked": "it returned what cannot be sent to the trainer",
-    "numbered": "it returned a dict with the key 1. Let all its keys be texts",
+    "numbered": "it returned a dict with the key 1. Make all its keys texts",
     "wrapped": "it returned a coroutine: verl awaits only",
-    "one_step": "row 0 (of 3 turns): 'steps' holds 1 numbers, and the model's turns in this answer "
-    "are 3. Return one number, or None, for each turn. Their count is extra_info['num_turns'] // 2",
+    "one_step": "row 0 (of 3 turns): 'steps' holds 1 numbers, and the model's turns in this "
+    "response are 3. Return one number, or None, for each turn. The number of turns is extra_info",
 }
 
 
@@ -276,7 +276,7 @@ def test_nested_components_are_what_the_training_makes_of_them(check):
     no_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
     status, shown, report = check("nested", *no_validation)
     assert (status, report["problems"]) == (0, [])
-    assert "score = 1·right + 1·short in 27 of 27 answers" in shown
+    assert "score = 1·right + 1·short in 27 of 27 responses" in shown
     # verl's validation cannot make a column of a dict, whoever reads the components.
     _, _, report = check("nested")
     (problem,) = report["problems"]
@@ -302,7 +302,7 @@ def test_a_template_that_opens_the_thought_is_named(check):
     status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy")
     assert (status, scores(report)["as an answer"]) == (0, [1.0] * 3)
     assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown
-    assert "gives its format 0 for every answer. Set it to gdpo_components" in shown
+    assert "gives its format 0 for every response. Set it to gdpo_components" in shown
 
 
 REFUSED = {
@@ -432,16 +432,16 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, ex
     if function != "exits":  # of which nothing tells the place
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
-    assert "note     1 answers were not scored" in shown
+    assert "note     1 responses were not scored" in shown
 
 
 def test_ctrl_c_ends_the_check_with_what_is_known(check, monkeypatch):
     monkeypatch.setattr("gdpo_verl.lab.check_reward.worker.PROGRESS_SECONDS", 0.0)
     status, shown, report = check("interrupts")
     assert (status, scores(report)["ground truth"]) == (1, [2.0])
-    expected = "PROBLEM  Ctrl-C ended the check: 19 answers were not scored, and 8 others not a "
+    expected = "PROBLEM  Ctrl-C ended the check: 19 responses were not scored, and 8 others were "
     assert expected in shown
-    assert "calls of the reward (Ctrl-C ends them with a report):" in shown
+    assert "calls of the reward function (Ctrl-C ends the check with a report):" in shown
 
 
 def test_a_gpu_that_the_command_has_used_is_not_handed_on(check, monkeypatch):

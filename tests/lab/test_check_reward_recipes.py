@@ -48,7 +48,7 @@ def test_a_recipe_reads_the_truth_in_its_own_form(recipe, name, truths, expected
     assert (status, {kind: scores(report)[kind] for kind in expected}) == (0, expected)
     if name == "math_length/gdpo":  # another row's truth is read, too: in one form of three
         assert report["parse_errors"] == {"0": 6, "1": 21}
-        assert "note     'length' is 1 for every answer" in shown
+        assert "note     'length' is 1 for every response" in shown
 
 
 def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe):
@@ -87,7 +87,7 @@ def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe):
     status, shown, report = recipe("code/gdpo_strict", TESTS)
     assert status == 0
     assert all(answer["score"] == 0.0 for answer in report["answers"])
-    assert "note     no component differs between two answers to one prompt" in shown
+    assert "note     every component is constant in each of" in shown
     assert "give real ones with --answers, or sample them with --model" in shown
 
     right, three, four = (
@@ -102,4 +102,4 @@ def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe):
     write_answers(four, three)
     status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
     assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
-    assert "PROBLEM  no component differs between two answers to one prompt" in shown
+    assert "PROBLEM  every component is constant in each of" in shown

@@ -63,26 +63,26 @@ def test_summary_of_hand_made_results():
     report = report_of(again=again)
     assert report["problems"] == []
     (note,) = report["notes"]
-    assert note.startswith("'b' never differs between two answers to one prompt")
+    assert note.startswith("'b' is constant in every group")
     # The shorter times are 2, 3, 4 and 6 ms; 97 % of the way from the third to the fourth is 5.94.
     assert report["seconds"] == pytest.approx({"median": 0.0035, "p99": 0.00594, "max": 0.006})
     lines = [" ".join(line.split()) for line in to_text({"about": {}, **report}).splitlines()]
     assert lines == [
         "",
         "component weight declared observed mean constant not scored",
-        "a 1 0 to 1 0 to 1 0.500 0% of prompts 0% of answers",
-        "b 1 -3 to 3 -1 to 2 0.500 100% of prompts 0% of answers",
+        "a 1 0 to 1 0 to 1 0.500 0% of groups 0% of responses",
+        "b 1 -3 to 3 -1 to 2 0.500 100% of groups 0% of responses",
         "",
-        "answer count score: lowest mean highest parse errors",
+        "response count score: lowest mean highest parse errors",
         "ground truth 2 0.000 1.500 3.000 0",
         "empty 2 -1.000 0.500 2.000 2",
         "",
-        "score = 1·a + 1·b in 4 of 4 answers",
-        "parse_error codes and their answers: 0: 2, 4: 2",
-        "time for one answer: median 3.5 ms, p99 5.94 ms, longest 6 ms; first call 1.5 s; at most "
-        "3 s, 5% of a step of 1 min 0 s",
+        "score = 1·a + 1·b in 4 of 4 responses",
+        "parse_error codes and their responses: 0: 2, 4: 2",
+        "time for one response: median 3.5 ms, p99 5.94 ms, longest 6 ms; first call 1.5 s; at "
+        "most 3 s, 5% of a step of 1 min 0 s",
         "",
-        "capacity: cannot be said from 2 answers a prompt; ask for more with --samples",
+        "capacity: not known from 2 responses to a prompt; ask for more with --samples",
         "",
         f"note {note}",
         "",
@@ -118,8 +118,8 @@ def test_components_neither_declared_nor_named_are_a_problem():
     assert report_of(declared=(), gdpo_reward_keys=["a", "b"])["problems"] == []
 
 
-FORM = "the ground truth (ground truth) scores less than a wrong answer"
-SAME = "no component differs between two answers to one prompt"
+FORM = "the ground truth (ground truth) scores less than a wrong response"
+SAME = "every component is constant in each of"
 UNCODED = [replace(each, info={**each.info, "parse_error": None}) for each in GOOD]
 INVERTED = [UNCODED[1], UNCODED[0], UNCODED[3], UNCODED[2]]  # the empty answer gets the truth's
 
@@ -135,12 +135,14 @@ def alike(*codes: int | None) -> list[RewardResult]:
         pytest.param(alike(0, 1, 1, 1), "22", "problems", SAME, id="alike: a truth is read"),
         pytest.param(alike(*[None] * 4), "22", "problems", SAME, id="alike: nobody says"),
         pytest.param(alike(*[None] * 4), '{"inputs": []}', "notes", SAME, id="alike: programs"),
-        pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows, and in none of its forms more "
-                     "than every wrong answer in half of them: the reward is inverted. If no made-"
-                     "up answer has the form that the reward asks for, give real ones with "
-                     "--answers, or sample them with --model", id="inverted"),
+        pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows, and in no layout more "
+                     "than every wrong response in half of them: the reward is inverted. If no "
+                     "made-up response has the layout that the reward asks for, give real ones "
+                     "with `gdpo-verl check-reward --answers`, or sample them with its option "
+                     "--model",
+                     id="inverted"),
         pytest.param([UNCODED[0], UNCODED[0], UNCODED[2], UNCODED[2]], "22", "problems",
-                     "does not order answers", id="unordered"),
+                     "does not order responses", id="unordered"),
         pytest.param([result(3.0, a=0.0, b=3.0), result(4.0, a=1.0, b=3.0)] * 2, "22", "problems",
                      "the reward is inverted", id="beside a full component"),
         pytest.param([result(-3.0, a=0.0, b=-3.0), result(-2.0, a=1.0, b=-3.0)] * 2, "22", "notes",
@@ -174,10 +176,10 @@ def test_score_follows_weights_and_conditions():
     assert report["problems"] == []
     assert report["score_is_the_weighted_sum"] == {"answers": 4, "agree": 4}
     # Where the condition fails b counts as 0, which is more than its least.
-    name = "algorithm.gdpo.conditions.b: 'b' goes down to"
-    assert f"{name} -3 and counts as 0 where 'a' fails" in "".join(report["notes"])
+    name = "algorithm.gdpo.conditions.b: 'b' can be"
+    assert f"{name} -3, and it counts as 0 where 'a' fails" in "".join(report["notes"])
     unknown = report_of(results, declared=(Component("a"), Component("b")), **settings)
-    assert f"{name} -1 " in "".join(unknown["notes"])
+    assert f"{name} -1, " in "".join(unknown["notes"])
 
 
 PENALTIES = [result(1.0 + b, a=1.0, b=b) for b in (0.0, -0.5, -1.0, 0.0)]
@@ -189,8 +191,8 @@ PENALTIES = [result(1.0 + b, a=1.0, b=b) for b in (0.0, -0.5, -1.0, 0.0)]
         (Component("b", -1, 0), True, "problems"),
         (Component("b", None, 0), True, "problems"),
         (Component("b", -1, 1), False, "notes"),
+        (Component("b"), True, "problems"),
         (Component("b"), False, "problems"),
-        (Component("b"), True, "notes"),  # an answer that nobody made up may earn more
     ],
 )
 def test_a_penalty_that_failing_avoids_is_a_problem(declared, made_up, kind):
@@ -213,7 +215,7 @@ def test_other_keys_and_optional_components_that_no_answer_has_are_noted():
 
     declared = (Component("a", 0, 1), Component("b", -3, 3, optional=True))
     report = report_of([result(1.0, a=1.0), result(0.0, a=0.0)] * 2, declared=declared)
-    assert (report["problems"], report["notes"]) == ([], ["'b' is not scored in any answer"])
+    assert (report["problems"], report["notes"]) == ([], ["'b' is not scored in any response"])
 
 
 def test_answers_of_a_policy_tell_what_the_rewards_can_teach():

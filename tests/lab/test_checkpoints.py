@@ -86,7 +86,9 @@ def test_note_of_the_last_step_that_is_no_number_leaves_whole_checkpoints(tmp_pa
 
 def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path):
     cut(write_checkpoint(tmp_path, 2) / "data.pt")
-    with pytest.raises(CheckpointError, match=r"no checkpoint is whole \(global_step_2: data.pt"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint is complete \(global_step_2: data.pt"
+    ):
         checkpoints.select_checkpoint(tmp_path)
     assert (tmp_path / "global_step_2").is_dir()
     (tmp_path / checkpoints.TRACKER).unlink()  # the first save was cut short

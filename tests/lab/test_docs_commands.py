@@ -234,4 +234,4 @@ def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take
     functions += ["sleep() { head -n $((++lines)) new > metrics.jsonl; }"]
     shell = [*functions, "set -euo pipefail", "lines=0", f"steps={steps}", "say_rest ."]
     said = subprocess.check_output(["bash", "-c", "\n".join(shell)], cwd=tmp_path, text=True)
-    assert said.startswith(f"     both trainings take about {rest}   [")
+    assert said.startswith(f"     both runs take about {rest}   [")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from test_checkpoints import write_checkpoint
 
 from gdpo_verl.lab import dry_run
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.run import launch, preflight, progress
+from gdpo_verl.lab.run import launch, progress
 from gdpo_verl.lab.run.checkpoints import CheckpointError
 from gdpo_verl.lab.run.claim import RunDirectoryError, is_finished, lock_run
 from gdpo_verl.lab.run.composition import NOT_SCIENCE, changed_science, compose
@@ -66,7 +67,7 @@ def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
         started(tmp_path, "toolbox/gdpo", *SCIENCE)
     named = re.findall(r"^  (\S+): .*, not ", str(refused.value), re.MULTILINE)
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
-    with pytest.raises(RunDirectoryError, match=r"recipe: 'toolbox/gdpo', not 'toolbox/grpo'"):
+    with pytest.raises(RunDirectoryError, match=r"adv_estimator: 'gdpo', not 'grpo'"):
         started(tmp_path, "toolbox/grpo")
 
 
@@ -187,12 +188,12 @@ def test_a_dry_run_refuses_the_directories_that_a_start_refuses(tmp_path):
     write_checkpoint(tmp_path / "checkpoints", 1)
     dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
     (tmp_path / "checkpoints" / "global_step_1" / "data.pt").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+    with pytest.raises(CheckpointError, match="no checkpoint is complete"):
         dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     with (
         lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still runs"),
+        pytest.raises(RunDirectoryError, match="still trains"),
     ):
         dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
 
@@ -213,7 +214,7 @@ def test_directory_in_which_a_training_runs_is_refused(tmp_path):
     config = composed("toolbox/gdpo", tmp_path, [])
     with (
         lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still runs"),
+        pytest.raises(RunDirectoryError, match="still trains"),
     ):
         launch.train("toolbox/gdpo", tmp_path)
 
@@ -228,16 +229,20 @@ def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monke
     assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
 
 
-def test_flashinfer_s_sampler_is_switched_off_where_it_cannot_be_compiled(tmp_path, monkeypatch):
-    on_gpus = OmegaConf.create({"trainer": {"device": "cuda"}})
-    variable = preflight.FLASHINFER_SAMPLER
+def test_flashinfer_s_sampler_is_switched_off_where_it_would_be_compiled(tmp_path, monkeypatch):
+    on_gpus = OmegaConf.create({"trainer": {"device": "cuda", "nnodes": 1}})
+    variable = "VLLM_USE_FLASHINFER_SAMPLER"
+    compiled: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in compiled or None)
     monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(preflight, "sampler_fault", lambda: "no compiler")
     assert launch.environment_of(tmp_path, on_gpus)[variable] == "0"
-    on_cpu = OmegaConf.create({"trainer": {"device": "cpu"}})
+    on_cpu = OmegaConf.create({"trainer": {"device": "cpu", "nnodes": 1}})
     assert variable not in launch.environment_of(tmp_path, on_cpu)
     monkeypatch.setenv(variable, "1")
     assert launch.environment_of(tmp_path, on_gpus)[variable] == "1"
+    monkeypatch.delenv(variable)
+    compiled.append("flashinfer_jit_cache")
+    assert variable not in launch.environment_of(tmp_path, on_gpus)
 
 
 def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):
@@ -365,7 +370,7 @@ def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path, m
     assert failure(tmp_path, "true") is None
     killed = failure(tmp_path, "kill -9 $$") or ""
     assert re.fullmatch(r"the driver died: pid \d+ was killed by SIGKILL", killed)
-    hangs = "the training hangs: no step was logged for 0.001 minutes (--hang-after)"
+    hangs = "the run hangs: no step was logged for 0.001 minutes (--hang-after)"
     assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
 
 
@@ -380,7 +385,7 @@ def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys)
     write_checkpoint(tmp_path / "checkpoints", 2)
     with pytest.raises(KeyboardInterrupt):
         launch.train("toolbox/gdpo", tmp_path)
-    said = "interrupted. The same command goes on from step 2, the last whole checkpoint.\n"
+    said = "interrupted. The same command resumes from step 2, the last complete checkpoint.\n"
     assert said in capsys.readouterr().err
 
 

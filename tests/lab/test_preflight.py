@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from gdpo_verl.lab.run.preflight import (
     check_data_files,
     check_machine,
-    check_steps,
-    sampler_fault,
 )
 
 
@@ -93,47 +90,3 @@ def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt, name, tmp_path)
     expected = r"^data\.train_files: expected a list of messages in the column 'asked' \("
     with pytest.raises(ValueError, match=expected):
         check_data_files(data, "train_files")
-
-
-def test_steps_beyond_the_epochs_are_refused(tmp_path):
-    file = str(tmp_path / "rows.parquet")
-    pq.write_table(pa.table({"data_source": ["toolbox"] * 10}), file)
-
-    def check(steps: int | None, *files: str) -> None:
-        trainer = {"total_training_steps": steps, "total_epochs": 3}
-        data = {"train_files": files, "train_batch_size": 4}
-        check_steps(OmegaConf.create({"trainer": trainer, "data": data}))
-
-    check(6, file)
-    check(15, file, file)
-    check(None, file)
-    check(70, file, "rows.json")  # rows that cannot be counted here
-    with pytest.raises(ValueError, match=r"^trainer\.total_training_steps: .* at most 6, .* 7\."):
-        check(7, file)
-
-
-def test_sampler_that_flashinfer_cannot_compile_is_named(tmp_path, monkeypatch):
-    installed = {"flashinfer"}
-    programs = {"ninja": "/venv/bin/ninja", "c++": "/usr/bin/c++"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
-    monkeypatch.setattr(shutil, "which", programs.get)
-    for name in ("CUDA_PATH", "CXX"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    for file in (tmp_path / "bin" / "nvcc", tmp_path / "include" / "curand.h"):
-        assert sampler_fault() == f"CUDA's {file} is missing"
-        file.parent.mkdir()
-        file.touch()
-    assert sampler_fault() is None
-    monkeypatch.delenv("CUDA_HOME")
-    programs["nvcc"] = str(tmp_path / "bin" / "nvcc")
-    assert sampler_fault() is None
-    for program in ("ninja", "c++"):
-        place = programs.pop(program)
-        assert sampler_fault() == f"{program} is not on the PATH"
-        programs[program] = place
-    programs.clear()
-    installed.add("flashinfer_jit_cache")
-    assert sampler_fault() is None
-    installed.clear()
-    assert sampler_fault() == "flashinfer is not installed"

@@ -317,7 +317,8 @@ REFUSED = [
     ("gsm8k --from in", {"in/test.jsonl": [problem(1), problem(2)]}, SPLIT),
     ("gsm8k --from in", {"in/train.jsonl": [problem(1)] * 2}, "at least 2 usable rows"),
     ("gsm8k --from in", {"in/train.jsonl": [NO_NUMBER] * 3 + [problem(1)] * 2},
-     "of 5 rows 3 cannot be used (3 ground_truth); more than half, or a whole split."),
+     "of 5 rows 3 cannot be used (3 ground_truth). That is more than half of the rows, or a "
+     "complete split."),
     ("gsm8k --from in", {"in/train.jsonl": [problem(n) for n in range(9)],
      "in/test.jsonl": [NO_NUMBER]}, "test.jsonl row 0: ground_truth"),
     # Files that are none.

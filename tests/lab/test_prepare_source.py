@@ -152,7 +152,7 @@ def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_else_a_remedy_is_nam
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
     refused = prepare(tmp_path, "gsm8k", "--from", "no/such", endpoint=hub)
-    assert "the hub refuses 'no/such': 404" in refused.stderr
+    assert "the hub rejects 'no/such': 404" in refused.stderr
     unreachable = prepare(tmp_path, "deepscaler", endpoint="http://127.0.0.1:9")
     name = "agentica-org/DeepScaleR-Preview-Dataset"
     assert f"--from: cannot load '{name}' from the hub: " in unreachable.stderr

@@ -48,7 +48,7 @@ def test_python_of_a_job_that_has_no_ray_is_named(tmp_path):
     assert done.returncode == 1
     assert done.stderr == ""
     assert done.stdout.startswith(
-        f"refused: the job's python3 on this node is {sys.executable}, which has no Ray."
+        f"rejected: the job's python3 on this node is {sys.executable}, which has no Ray."
     )
     assert "activate the environment that has gdpo-verl" in done.stdout
 
@@ -137,5 +137,5 @@ def test_dry_run_of_a_submission_asks_no_cluster(capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "tool_call/gdpo: gdpo on 4 node(s) × 8 GPU(s)" in printed
-    assert "not all on this machine, nor perhaps the reward; neither was tried" in printed
+    assert "not tried, and neither was the reward: files are missing on this machine" in printed
     assert "num_data_storage_units=32" in printed

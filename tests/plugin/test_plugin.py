@@ -137,7 +137,7 @@ def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_wi
     ill = run_doctor(VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu", PYTHONPATH=str(trl))
     assert ill.returncode == 1
     assert "FAIL  adv_estimator=gdpo" in ill.stdout
-    assert "FAIL  trainer seam" in ill.stdout
+    assert "FAIL  trainer hooks" in ill.stdout
     assert "VERL_USE_EXTERNAL_PLUGINS" in ill.stdout
     assert ("FAIL  TRL" in ill.stdout) == ("pip uninstall trl" in ill.stdout) == trl.is_dir()
 

@@ -61,13 +61,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (None, r"found no config\.json in ''"),
         ("~/models/deepseek-llm-7b-chat", r"in '~/models/deepseek.*', verl's own default \("),
-        ("~/models/toolbox", r"found '~/models/toolbox', in which verl leaves the '~'"),
+        ("~/models/toolbox", r"found '~/models/toolbox', in which verl does not replace the '~'"),
         ("/no/model", r"no config\.json in '/no/model' \(working directory /"),
         ("models/toolbox/", r"found 'models/toolbox/', at whose last slash verl stops"),
         ("models/toolbx", r"in 'models/toolbx' .*\. Did you mean 'toolbox'\? Set it to"),
         ("runs/mine/model", r"in 'runs/mine/model'"),
-        ("mymodel/typo", r", and the hub gives none to this machine \(RepositoryNotFoundError\)"),
-        ("meta/gated", r", and the hub gives none to this machine \(GatedRepoError\)"),
+        ("mymodel/typo", r", and the hub has none for this machine \(RepositoryNotFoundError\)"),
+        ("meta/gated", r", and the hub has none for this machine \(GatedRepoError\)"),
     ],
 )
 def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:

@@ -142,12 +142,12 @@ REFUSED = [
     (
         "grpo",
         ["++custom_reward_function.path=mine.py"],
-        r"custom_reward_function\.path: verl reads .*Set reward\.custom_reward",
+        r"custom_reward_function\.path: verl no longer reads .*Set reward\.custom_reward",
     ),
     (
         "grpo",
         ["++reward_model.reward_manager=naive"],
-        r"reward_model\.reward_manager: verl reads .*Set reward\.reward_manager\.name in",
+        r"reward_model\.reward_manager: verl no longer reads .*Set reward\.reward_manager\.name in",
     ),
     (
         "grpo",
@@ -240,7 +240,7 @@ OLD = "reward_model.reward_manager"
     [
         ("gdpo", [], None),
         ("gdpo", [filtered("components")], None),
-        ("gdpo", [filtered("reward")], "metric=reward drops groups in which the sum"),
+        ("gdpo", [filtered("reward")], "metric=reward drops groups in which the score"),
         ("gdpo", [filtered("format")], "metric=format drops groups in which 'format' alone"),
         ("gdpo", [filtered("correctness"), GATE], None),
         # Old keys that say what the new ones do.
@@ -409,13 +409,13 @@ LIMT = LIMIT.replace("limit", "limt")
         (
             "raises",
             FORMAT,
-            r"row 0 of data\.train_files \(data source None\), with an empty answer: raised "
+            r"row 0 of data\.train_files \(data source None\), with an empty response: raised "
             r"ZeroDivisionError: division by zero \(.*rewards\.py:5\)",
         ),
         (
             "a_text",
             FORMAT,
-            r"with an empty answer: expected a finite number as its score, found '1\.0'\. ",
+            r"with an empty response: expected a finite number as its score, found '1\.0'\. ",
         ),
         ("good", "+algorithm.gdpo_reward_keys=[format,note]", "number, None or NaN for 'note'"),
         # What verl cannot call as it is configured.

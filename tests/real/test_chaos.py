@@ -156,14 +156,14 @@ def test_training_survives_ten_kills_and_a_stop(victim, policy):
     assert victim.launcher.returncode == 0, said
 
     # verl dumps a step after it saved it: killed in between, that step alone may have no dump.
-    resumed = [0, *map(int, re.findall(r"goes on from step (\d+)\n", said))]
+    resumed = [0, *map(int, re.findall(r"resumes from step (\d+)\n", said))]
     expected = undisturbed(victim.run, policy, victim.steps)
     for step, wanted in expected.items():
         dump = victim.run / "rollouts" / f"{step}.jsonl"
         if step in resumed and not (dump.exists() and dump.read_text().count("\n") == 32):
             continue
         assert prompts(victim.run, step) == wanted
-    # Each start goes on behind a whole checkpoint, and no step is left out within it.
+    # Each start resumes after a complete checkpoint, and no step is left out within it.
     for steps in starts_of(victim.run):
         if steps:
             assert steps[0] - 1 in resumed, (steps, resumed)

@@ -260,7 +260,9 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
         r"died: .+ its Ray node died|Actor(?:Died|Unavailable)Error|RuntimeError: .*(?:gloo|Conn)"
     )
     assert re.search(named, output), output
-    said = re.search(r"The same command goes on from step (\d), the last whole checkpoint", output)
+    said = re.search(
+        r"The same command resumes from step (\d), the last complete checkpoint", output
+    )
     assert said, output
 
     cluster.add(2, python=bare)
@@ -268,7 +270,7 @@ def test_two_nodes_train_and_when_one_dies_the_same_command_goes_on(
     job = cluster.submit(run, *arguments)
     output, _ = job.communicate(timeout=HANGS)
     assert job.returncode == 0, output
-    assert f"goes on from step {resumed}\n" in output
+    assert f"resumes from step {resumed}\n" in output
     assert sorted(training.metrics()) == [*range(resumed + 1, steps + 1)]
     # A step is logged after it is saved: killed in between, that step alone has no metrics.
     assert set(first) >= set(range(1, resumed))
@@ -309,7 +311,7 @@ def test_a_job_without_the_token_and_nodes_without_software_or_a_file_are_refuse
     for node, found in (("2", "is missing"), ("3", r"9\.9\.9")):
         expected = rf"node 127\.0\.0\.{node} .*: gdpo-verl {found}, .*none\.parquet not found"
         assert re.search(expected, output), output
-    assert "refused: 3 of 3 nodes cannot train; nothing was started" in output
+    assert "rejected: 3 of 3 nodes cannot train. Nothing was started" in output
     assert not run.exists()
 
     # Sent with the job it is on all of them.

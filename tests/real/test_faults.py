@@ -130,7 +130,7 @@ def test_engine_that_is_killed_is_named_and_the_retry_goes_on_past_half_a_checkp
     assert victim.launcher.returncode == 0, said
     parts = ["a vLLM engine died: ", "(killed by SIGKILL) of vllm_server_0_0", "retry 1 of 1"]
     parts += ["global_step_9 was cut short and is skipped: its save did not end"]
-    parts += ["toolbox/gdpo: goes on from step 3"]
+    parts += ["toolbox/gdpo: resumes from step 3"]
     places = [said.index(part) for part in parts]
     assert places == sorted(places), said
 

@@ -186,10 +186,13 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
     prepare = f"gdpo-verl prepare rlla --from FOLDER --out {tmp_path}/rlla"
     assert any("data.train_files: " in line and prepare in line for line in problems)
     assert "7.61 billion weights; one GPU, by --card: 24.0 GiB" in printed
-    assert "nothing is refused by these numbers" in printed
+    assert "these numbers reject no run" in printed
     assert "  weights in 1 shard(s): 28.4 GiB\n" in printed
     assert not any("actor_rollout_ref.model.path" in line for line in problems)
-    assert printed.splitlines()[-1] == f"Nothing was started. {len(problems)} to put right first."
+    assert (
+        printed.splitlines()[-1]
+        == f"Nothing was started. Correct {len(problems)} problem(s) first."
+    )
     assert not (tmp_path / "run").exists()
 
 

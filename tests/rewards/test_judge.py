@@ -335,7 +335,7 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ({"name": "score"}, r"\.name: 'score' cannot be the name of a component"),
         ({"function": "two"}, r"\.name: expected distinct names of components"),
         ({"function": "undeclared"}, r": the reward function declares no components beside the"),
-        ({"reward": NAIVE}, r": .*=naive asks none\. Set it to gdpo"),
+        ({"reward": NAIVE}, r": .*=naive asks no judge\. Set it to gdpo"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key(

@@ -1,7 +1,7 @@
-"""Try a reward on rows of the data before a training is paid for: `gdpo-verl check-reward`.
+"""Try a reward on rows of the data before a run: `gdpo-verl check-reward`.
 
-The configuration is the training's own, and verl loads the data, the reward function and the
-manager from it as a training would. No Ray, no GPU.
+The configuration is that of the run, and verl loads the data, the reward function and the manager
+from it as in a run. It needs no Ray and no GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import (
     CheckedAnswer,
     from_file,
@@ -30,7 +29,7 @@ from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswe
 from gdpo_verl.lab.check_reward.report import measure
 from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
-from gdpo_verl.lab.check_reward.worker import RewardResult, score_twice
+from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
@@ -40,12 +39,12 @@ from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
 TIMEOUT = 60.0
-# Answers of a model to each row, where actor_rollout_ref.rollout.n is verl's default of 1.
+# Responses of a model to each row, where actor_rollout_ref.rollout.n is verl's default of 1.
 SEVERAL = 4
 
 
 def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None = None) -> Any:
-    """A training's configuration: a recipe's, or verl's `ppo_trainer`, with Hydra's overrides.
+    """Compose the configuration of a run: a recipe, or verl's `ppo_trainer`, with overrides.
 
     Raises:
       ValueError: it cannot be composed.
@@ -78,19 +77,20 @@ def check(
     timeout: float = TIMEOUT,
     step_seconds: float = STEP_SECONDS,
 ) -> dict[str, Any]:
-    """Score answers with the configured reward and look at what comes out: `report.measure`'s.
+    """Score responses with the configured reward, and return the report of `report.measure`.
 
     Args:
-      answers: a file of them, see `answers.from_file`; without it and a model they are made up.
+      answers: a file of responses, see `answers.from_file`; without it and a model the responses
+        are made up.
       model: a local model to sample from, set as `actor_rollout_ref.model.path`.
-      samples: its answers to each row; default: actor_rollout_ref.rollout.n.
+      samples: its responses to each row; default: actor_rollout_ref.rollout.n.
       rows: how many rows, spread evenly over data.train_files (default 64); with a file of
-        answers how many of the prompts in it (default all).
-      timeout: seconds that one answer may take.
-      step_seconds: how long a training step takes, of which an answer may take a share.
+        responses how many of the prompts in it (default all).
+      timeout: seconds that the reward of one response may take.
+      step_seconds: how long a training step takes, of which one response may take a share.
 
     Raises:
-      ValueError: the configuration, the data, the answers or the reward cannot be read; names
+      ValueError: the configuration, the data, the responses or the reward cannot be read; names
         the key in full.
     """
     _check_settings(config)
@@ -105,7 +105,7 @@ def check(
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
     if model is not None:
         config.actor_rollout_ref.model.path = str(model)
-        if config.actor_rollout_ref.rollout.n == 1:  # one answer cannot differ from another
+        if config.actor_rollout_ref.rollout.n == 1:  # one response cannot differ from another
             config.actor_rollout_ref.rollout.n = SEVERAL
     with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
@@ -119,7 +119,7 @@ def check(
         else:
             numbers = _spread(dataset, rows or ROWS, config.data.reward_fn_key)
         columns = {number: _columns(dataset, number) for number in sorted(numbers)}
-        # One template writes all prompts: the first shows whether answers start in a thought.
+        # One template writes all prompts: the first shows whether responses start in a thought.
         prompt = reward.prompt_text(config, tokenizer, next(iter(columns.values())))
         opening = opened_thought(prompt)
         if model is not None:
@@ -130,11 +130,12 @@ def check(
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
         further = [*made_up(others, inside_thought=bool(opening)), of_several_turns(columns)]
-        # These are the last: where one of them hangs, all of the training's are scored.
+        # These are the last: if one of them hangs, all responses to training rows are scored.
         scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
     report = measure(config, chosen, scored, step_seconds)
-    results = scored.results[len(chosen) :]
-    report["problems"] += _further_problems(further, results, scored.declared)
+    tried = [*map(ScoredAnswer, further, scored.results[len(chosen) :])]
+    found = complaints(tried, scored.declared)
+    report["problems"] += [text for kind, text in found if kind == PROBLEM]
     report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
         overlong = reward.overlong_prompts(config, tokenizer, dataset, columns.values())
@@ -144,41 +145,27 @@ def check(
     return {"about": _about(config, len(dataset), len(columns), chosen)} | report
 
 
-def _further_problems(
-    answers: Sequence[CheckedAnswer],
-    results: Sequence[RewardResult],
-    declared: Sequence[Component],
-) -> list[str]:
-    """The problems of the validation's answers, and of the one that has several turns."""
-    tried = [*map(ScoredAnswer, answers, results)]
-    # In a validation nobody reads the components: a number will do.
-    found = [*complaints([each for each in tried if each.answer.turns == 1])]
-    if any(component.by_turn for component in declared):
-        found += complaints([each for each in tried if each.answer.turns > 1], declared)
-    return [text for kind, text in found if kind == PROBLEM]
-
-
 def _check_settings(config: Any) -> None:
     if config.reward.reward_model.enable:
         raise ValueError(
             "reward.reward_model.enable: expected false, found true. A reward model needs the "
-            "training's devices; check a rule-based reward here. A judge can be asked at an "
+            "devices of the run; check a rule-based reward here. A judge can be asked at an "
             f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
         )
     validation.check_keys(config)
     validation.check_schedule(config)
-    GdpoConfig.from_algorithm(config.algorithm)  # refuses what is wrong in it
+    GdpoConfig.from_algorithm(config.algorithm)  # rejects wrong settings
 
 
 def _about_thought(config: Any, prompt: str, opening: str) -> str:
     return reward.opened_thought_warning(config, prompt) or (
-        f"the prompt ends in {opening!r}, so that answers start inside the thought; "
-        f"{MANAGER_NAME} puts that in front of them for the reward"
+        f"the prompt ends in {opening!r}, so that responses start inside the thought; "
+        f"{MANAGER_NAME} puts this text in front of them for the reward"
     )
 
 
 def _spread(dataset: Any, rows: int, source_key: str) -> set[int]:
-    """Numbers of rows, evenly spread, with the first one of each data source."""
+    """Choose numbers of rows, evenly spread, with the first one of each data source."""
     total = len(dataset)
     count = min(rows, total)
     # An even spread may miss a data source of few rows.
@@ -187,7 +174,7 @@ def _spread(dataset: Any, rows: int, source_key: str) -> set[int]:
 
 
 def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
-    """The first row of each data source of data.val_files, where these are here."""
+    """Return the first row of each data source of data.val_files, if these files exist."""
     paths = map(os.path.expanduser, listed(config.data.get("val_files")))
     if not reward.validates(config) or not all(map(os.path.exists, paths)):
         return {}
@@ -203,7 +190,7 @@ def _columns(dataset: Any, number: int) -> dict[str, Any]:
 
 
 def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
-    """The files of `data` under this key as the training reads them, but with every row.
+    """The files of `data` under this key as a run reads them, but with every row.
 
     Raises:
       ValueError: they cannot be read, hold no rows, or lack a column that verl's managers read.
@@ -222,7 +209,7 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
     except Exception as error:
         raise ValueError(
             f"data.{key}: cannot read {files} (working directory {os.getcwd()}): "
-            f"{type(error).__name__}: {error}. Prepare them first, for instance with `gdpo-verl "
+            f"{type(error).__name__}: {error}. Prepare them first, for example with `gdpo-verl "
             f"prepare toolbox`, and name them in data.{key}."
         ) from error
     wanted = {config.data.prompt_key: "verl's data set reads"}
@@ -256,8 +243,8 @@ def _about(config: Any, total: int, rows: int, chosen: Sequence[CheckedAnswer]) 
     return {
         "reward": f"{function.path}:{function.name}" if function.path else "the manager's own",
         "manager": f"{file}{manager.name}",
-        "data": f"{files}: {rows} of {total} rows, {len(chosen)} answers ({kinds})",
-        "tokens": tokens or "bytes, for there is no actor_rollout_ref.model.path here",
+        "data": f"{files}: {rows} of {total} rows, {len(chosen)} responses ({kinds})",
+        "tokens": tokens or "bytes, because actor_rollout_ref.model.path is not on this machine",
     }
 
 

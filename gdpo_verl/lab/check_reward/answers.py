@@ -1,4 +1,4 @@
-"""The answers to be scored: given in a file, or made of the ground truths."""
+"""The responses to be scored: given in a file, or made of the ground truths."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ FORMS = {
     "as an answer": THINK + "It follows.</think>\n<answer>{}</answer>",
     "in a box": THINK + "It follows.</think>\n\\boxed{{{}}}",
 }
-"""The forms in which answers are often asked for."""
+"""The layouts in which answers are often asked for."""
 WRONG = {form: f"another row's, {form}" for form in FORMS} | {GROUND_TRUTH: "another row's"}
-"""The kind of another row's ground truth in each form."""
+"""The kind of another row's ground truth in each layout."""
 RANDOM_CHARACTERS = 200
 TURNS = 3
-"""The turns of the answer that has several."""
+"""The turns of the response that has several."""
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
 
 
 @dataclass(frozen=True)
 class CheckedAnswer:
-    """One answer to one row.
+    """One response to one row.
 
     Attributes:
       row: the row's number in data.train_files, from 0, or a name for another row.
-      kind: where the answer comes from, for the report.
-      text: the answer.
-      group: answers with the same group share a prompt's rollout.
+      kind: where the response comes from, for the report.
+      text: the response.
+      group: responses with an equal value are of one group.
       token_ids: its tokens where they are known, the end token included.
-      made_up: nobody gave it and no model wrote it.
-      turns: of the model's, of which the reward function is told.
+      made_up: it was not given, and no model wrote it.
+      turns: the model's turns, whose number the reward function gets.
     """
 
     row: Any
@@ -68,13 +68,13 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
 def made_up(
     rows: Mapping[Any, Mapping[str, Any]], *, inside_thought: bool = False
 ) -> list[CheckedAnswer]:
-    """Nine answers to each row, or fewer where there is no ground truth.
+    """Make nine responses to each row, or fewer where there is no ground truth.
 
     Its own and another row's ground truth in each of the `FORMS`, its own cut in half, random
     text, and nothing.
 
     Args:
-      inside_thought: the prompt has opened the thought, so that no answer holds that tag.
+      inside_thought: the prompt has opened the thought, so that no response contains that tag.
     """
     rng = random.Random(0)  # the same random text each time: two reports can be compared
     truths = [ground_truth(row) for row in rows.values()]
@@ -98,7 +98,7 @@ def made_up(
 
 
 def of_several_turns(rows: Mapping[Any, Mapping[str, Any]]) -> CheckedAnswer:
-    """An answer to the first row that calls a tool in all of its turns but the last."""
+    """Make a response to the first row that calls a tool in each turn but the last."""
     number, row = next(iter(rows.items()))
     call = "<tool_call>\n{}\n</tool_call>\ntool\nnothing\nassistant\n"
     text = call * (TURNS - 1) + (ground_truth(row) or "")
@@ -106,7 +106,7 @@ def of_several_turns(rows: Mapping[Any, Mapping[str, Any]]) -> CheckedAnswer:
 
 
 def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedAnswer]:
-    """The answers in a file of JSON lines.
+    """Read the responses in a file of JSON lines.
 
     A line is ``{"index": row, "answer": text}``, or one of a rollout dump that verl wrote to
     trainer.rollout_data_dir: it names no row, which is found by its ground truth and prompt.
@@ -119,10 +119,12 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
     for number, line in numbered_rows(path):
         where = f"--answers {path}, line {number}"
         if line is None:
-            raise ValueError(f"{where}: expected one JSON object, found none. Mend or remove it")
+            raise ValueError(
+                f"{where}: expected one JSON object, found none. Correct or remove the line"
+            )
         if isinstance(line.get("answer"), str) and "index" in line and "output" not in line:
             row = line["index"]
-            # JSON's true is an int of Python's.
+            # JSON's true would be an int in Python.
             if type(row) is not int or not 0 <= row < len(dataset):
                 raise ValueError(
                     f"{where}: expected the index of a row of data.train_files, 0 to "

@@ -1,4 +1,4 @@
-"""Faults of a reward, in single answers and in all of them together."""
+"""Find faults of a reward, in single responses and in all of them together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gdpo_verl.rewards.parse_error import ParseError
 
 STEP_SECONDS = 60.0
 SHARE_OF_STEP = 0.05
-"""The largest share of a step that one answer may take."""
+"""The largest share of a step that one response may take."""
 
 PROBLEM = "problems"
 NOTE = "notes"
@@ -31,14 +31,14 @@ Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
 _REAL_ANSWERS = (
-    "If no made-up answer has the form that the reward asks for, give real ones with `gdpo-verl "
-    "check-reward --answers`, or sample them with its option --model"
+    "If no made-up response has the layout that the reward asks for, give real ones with "
+    "`gdpo-verl check-reward --answers`, or sample them with its option --model"
 )
 
 
 @dataclass
 class ScoredAnswer:
-    """An answer and what the reward made of it.
+    """A response and the result of the reward.
 
     Attributes:
       again: the result when it was scored once more.
@@ -74,7 +74,7 @@ def complaints(
     declared: Sequence[Component] = (),
     step_seconds: float = math.inf,
 ) -> Iterator[Finding]:
-    """Find faults of single answers: of each the first one, and how many more there are.
+    """Find faults of single responses: of each the first one, and how many more there are.
 
     Args:
       declared: the components that the reward declares.
@@ -87,24 +87,24 @@ def complaints(
     reshaped = [each for each in dicts if sorted(each.result.info) != keys]
     slow = [each for each in finished if each.seconds > SHARE_OF_STEP * step_seconds]
     altered = [each for each in finished if each.result.not_round_tripped]
-    refused: dict[Any, ScoredAnswer] = {}  # one a row, whose fault it is
+    unread: dict[Any, ScoredAnswer] = {}  # one for each row, which is at fault
     for each in dicts:
         if each.result.info.get("parse_error") == ParseError.GROUND_TRUTH:
-            refused.setdefault(each.answer.row, each)
+            unread.setdefault(each.answer.row, each)
     unreadable = (
         f"parse_error {ParseError.GROUND_TRUTH:d}: the reward cannot read the row's ground truth "
-        "and gives every answer the minimum. Correct it, or leave the row out of the data"
+        "and gives every response the minimum. Correct it, or leave the row out of the data"
     )
     other_keys = (
-        f" are not those of the first, {keys}; where verl makes columns of them it takes the first "
-        "answer's"
+        f" are not those of the first response, {keys}. Where verl makes columns of the keys, it "
+        "takes those of the first response"
     )
     another_text = "the tokenizer gives back another text, which is what the reward saw"
     table: list[tuple[str, Iterable[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
         (PROBLEM, tried, lambda each: each.result.error and f"it {each.result.error}"),
         (PROBLEM, finished, lambda each: each.no_dict),
         (PROBLEM, dicts, lambda each: score_problem(each.result.score)),
-        (PROBLEM, refused.values(), lambda _: unreadable),
+        (PROBLEM, unread.values(), lambda _: unreadable),
         (PROBLEM, dicts, lambda each: _out_of_range(each, declared)),
         (PROBLEM, dicts, lambda each: _not_a_number_a_turn(each, declared)),
         (PROBLEM, dicts, not_the_sum),
@@ -114,8 +114,8 @@ def complaints(
             slow,
             lambda each: (
                 f"it took {seconds_text(each.seconds)}, more than {SHARE_OF_STEP:.0%} of a step of "
-                f"{seconds_text(step_seconds)}, whose rewards wait for the slowest answer. Make it "
-                "faster, or say with --step-seconds how long your steps are"
+                f"{seconds_text(step_seconds)}, whose rewards wait for the slowest response. Make "
+                "it faster, or say with --step-seconds how long your steps are"
             ),
         ),
         (NOTE, altered, lambda _: another_text),
@@ -149,8 +149,8 @@ def _out_of_range(each: ScoredAnswer, declared: Sequence[Component]) -> str:
 
 
 def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> str:
-    """Complain of a list by turn of another length than the answer's turns."""
-    if not each.answer.made_up:  # the turns of other answers are not known
+    """Complain of a list by turn of another length than the response's turns."""
+    if not each.answer.made_up:  # the turns of other responses are not known
         return ""
     turns = each.answer.turns
     info = unnested(each.result.info)
@@ -161,7 +161,7 @@ def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> s
         if is_list(value) and len(value) != turns:
             return (
                 f"{component.name!r} holds {len(value)} numbers, and the model's turns in this "
-                f"answer are {turns}. {TURNS_OF_ANSWER}"
+                f"response are {turns}. {TURNS_OF_ANSWER}"
             )
     return ""
 
@@ -177,7 +177,7 @@ def not_the_sum(each: ScoredAnswer) -> str:
         return ""
     return (
         f"its score is {score:.6g}, but the weighted sum of the components {[*each.values]} is "
-        f"{total:.6g}. A GRPO control would optimise something else than GDPO decouples; use "
+        f"{total:.6g}. A GRPO baseline would optimise something else than GDPO decouples. Use "
         f"reward.reward_manager.name={MANAGER_NAME}, or return the sum as 'score'"
     )
 
@@ -199,8 +199,8 @@ def _not_repeated(each: ScoredAnswer) -> str:
             if not _alike(before, after)
         )
     return changed and (
-        f"scored twice, in another order: {changed}. The reward of an answer must not depend on "
-        "chance, on the time, or on the answers before it"
+        f"scored twice, in another order: {changed}. The reward of a response must not depend on "
+        "chance, on the time, or on the responses before it"
     )
 
 
@@ -213,24 +213,24 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
-    """Complain of rewards that do not vary within any group; a note where answers may not fit."""
+    """Complain of rewards that vary in no group; a note where made-up responses may not fit."""
     several = sum(size > 1 for size in Counter(batch.group_ids).values())
     if not several or batch.decomposition.spread.varies.any():
         return
-    text = f"no component differs between two answers to one prompt, in any of {several} prompts"
+    text = f"every component is constant in each of {several} groups"
     if truth_may_not_be_an_answer(readable):
         yield NOTE, f"{text}. {_REAL_ANSWERS}"
         return
-    text += ": every advantage would be 0 and nothing would be learnt"
+    text += ": every advantage would be 0 and nothing would be learned"
     yield PROBLEM, f"{text}. {_REAL_ANSWERS}" if readable[0].answer.made_up else text
 
 
 def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
-    """Complain of rewards that do not prefer the ground truth to wrong answers.
+    """Complain of rewards that do not prefer the ground truth to wrong responses.
 
-    In one of its forms, bare, phrased or boxed, the ground truth must score more than every wrong
-    answer in at least half of the rows. It is a note where the truth is known not to be an answer,
-    and where one component alone orders the answers and another stays at its lowest.
+    In one of its layouts, bare, phrased or boxed, the ground truth must score more than every wrong
+    response in at least half of the rows. It is a note where the truth is known not to be an
+    answer, and where one component alone orders the responses and another stays at its lowest.
     """
     margins = {form: _margins(readable, form, [WRONG[form], RANDOM, EMPTY]) for form in WRONG}
     margins = {form: found for form, found in margins.items() if found}
@@ -241,8 +241,8 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) ->
     rows = len(margins[form])
     worse = sum(margin < 0 for margin in margins[form])
     text = (
-        f"the ground truth ({form}) scores less than a wrong answer in {worse} of {rows} rows, and "
-        "in none of its forms more than every wrong answer in half of them"
+        f"the ground truth ({form}) scores less than a wrong response in {worse} of {rows} rows, "
+        "and in no layout more than every wrong response in half of them"
     )
     # A length knows no truth from another; what puts another truth first in every row does.
     to_another = (_margins(readable, form, [wrong]) for form, wrong in WRONG.items())
@@ -250,12 +250,12 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) ->
     if truth_may_not_be_an_answer(readable) or (not inverted and _one_orders(batch)):
         yield NOTE, f"{text}. {_REAL_ANSWERS}"
     else:
-        fault = "is inverted" if inverted or 2 * worse > rows else "does not order answers"
+        fault = "is inverted" if inverted or 2 * worse > rows else "does not order responses"
         yield PROBLEM, f"{text}: the reward {fault}. {_REAL_ANSWERS}"
 
 
 def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
-    """Return whether made-up answers are known not to have the form that the reward asks for.
+    """Return whether made-up responses are known not to have the layout that the reward asks for.
 
     The reward's `parse_error` says that it reads no ground truth, or most of them look like JSON
     objects, as the tests of a program do.
@@ -273,7 +273,7 @@ def _one_orders(batch: RewardBatch) -> bool:
     """Return whether one component alone varies, and another stays at its lowest."""
     objective = batch.rows.objective
     low = {key: limits[0] for key, limits in objective.ranges.items()}
-    # One that some answers lack varies, and is not at its lowest for every answer.
+    # One that some responses lack varies, and is not at its lowest for every response.
     rewards = batch.decomposition.rewards.nan_to_num(math.inf)
     columns = dict(zip(objective.keys, rewards.T, strict=True))
     varying = [key for key, column in columns.items() if column.min() < column.max()]
@@ -283,7 +283,7 @@ def _one_orders(batch: RewardBatch) -> bool:
 
 
 def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) -> list[float]:
-    """The margin of each row's ground truth in this form over its best wrong answer."""
+    """Return the margin of each row's ground truth in this layout over its best wrong response."""
     scores: dict[Any, dict[str, Any]] = defaultdict(dict)
     for each in readable:
         scores[each.answer.row][each.answer.kind] = each.score
@@ -294,31 +294,25 @@ def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) 
     ]
 
 
-def failing_pays(
-    readable: Sequence[ScoredAnswer], batch: RewardBatch, declared: Sequence[Component]
-) -> Iterator[Finding]:
+def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
 
-    It is a note where the reward may exceed 0.
+    It is a note where the reward can be above 0.
     """
     objective = batch.rows.objective
-    highest = {each.name: each.high for each in declared if each.high is not None}
-    highest |= {name: high for name, (_, high) in objective.ranges.items()}
     for name, condition in objective.config.conditions.items():
         key = f"algorithm.gdpo.conditions.{name}"
-        column = batch.raw[:, objective.keys.index(name)]
-        # Made-up answers seldom reach the lowest and the highest value; a declaration tells them.
-        least = float(column.nan_to_num(math.inf).min())
-        least = min(least, objective.ranges.get(name, (0.0, 0.0))[0])
-        most = highest.get(name)
-        if most is None:
-            most = math.inf if readable[0].answer.made_up else float(column.nan_to_num(least).max())
-        if most <= 0:
-            yield PROBLEM, penalty_with_condition(key, condition["on"])
-        elif least < 0:
+        observed = batch.raw[:, objective.keys.index(name)].nan_to_num(0.0)
+        # Made-up responses seldom reach both ends of a range; a declaration tells them.
+        declared = objective.ranges.get(name)
+        low, high = declared or (float(observed.min()), float(observed.max()))
+        if low < 0 and high <= 0:
+            remedy = "" if declared else f" If {name!r} can be above 0, declare its range."
+            yield PROBLEM, penalty_with_condition(key, condition["on"]) + remedy
+        elif low < 0:
             yield (
                 NOTE,
-                f"{key}: {name!r} goes down to {least:g} and counts as "
-                f"0 where {condition['on']!r} fails, so that failing pays more than a low "
-                f"{name!r}. Return it from 0 upwards",
+                f"{key}: {name!r} can be {low:g}, and it counts as 0 where {condition['on']!r} "
+                f"fails. A response that fails then gets more than one with a low {name!r}. "
+                f"Return {name!r} from 0 upwards",
             )

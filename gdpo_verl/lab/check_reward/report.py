@@ -1,4 +1,4 @@
-"""A reward's results on a set of answers: numbers, problems and notes, as JSON or as text."""
+"""The results of a reward on a set of responses: numbers, problems and notes, as JSON or text."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def measure(
     scored: Scored,
     step_seconds: float = checks.STEP_SECONDS,
 ) -> dict[str, Any]:
-    """Summarise what the reward made of the answers, and say what is wrong.
+    """Summarise the results of the reward, and say what is wrong.
 
     Args:
       config: verl's, of which the algorithm and the group's size are read.
       answers: in the order of `scored.results`, which may end earlier.
 
     Returns:
-      What `--json` writes: `problems` would stop a training or distort what it learns, `notes` are
-      worth a look. Of each of the `components` `low`, `mean` and `high` are in reward units, None
+      What `--json` writes: `problems` would stop a run or distort what it learns, `notes` are
+      worth reading. Of each of the `components` `low`, `mean` and `high` are in reward units, None
       where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
-      answers, and `CONSTANT_GROUPS`, of prompts with several answers, None without such prompts. Of
-      each of the `kinds` of answers `unread` counts a `parse_error` other than 0, None when the
-      reward returns none. `teaching` is that of `teaching.teaching`, empty for made-up answers, of
-      which no policy learns.
+      responses, and `CONSTANT_GROUPS`, of groups with several responses, None without them. Of
+      each of the `kinds` of responses `unread` counts a `parse_error` other than 0, None when the
+      reward returns none. `teaching` is that of `teaching.teaching`, empty for made-up responses,
+      from which no policy learns.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
     tried = [
@@ -67,10 +67,10 @@ def measure(
     left = len(answers) - len(tried)
     if scored.interrupted:
         twice = len(tried) - len(scored.again)
-        text = f"{left} answers were not scored, and {twice} others not a second time"
+        text = f"{left} responses were not scored, and {twice} others were not scored a second time"
         found.append((PROBLEM, f"Ctrl-C ended the check: {text}"))
     elif left:
-        text = f"{left} answers were not scored: the first that hangs or crashes is the last"
+        text = f"{left} responses were not scored: one that hangs or crashes is the last"
         found.append((NOTE, text))
     sums = [checks.not_the_sum(each) for each in dicts if each.weighted_sum is not None]
     codes = Counter(each.parse_error for each in dicts if each.parse_error is not None)
@@ -112,9 +112,9 @@ def _look_at_components(
     finished: Sequence[ScoredAnswer],
     found: list[Finding],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Summarise the components and what they can teach, and find faults of all answers together."""
+    """Summarise the components and what they can teach, and find faults of the set of responses."""
     dicts = [each for each in finished if not each.no_dict]
-    # A key counts as returned where one answer has it.
+    # A key counts as returned where one response has it.
     keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def _look_at_components(
             readable = [each for each in dicts if each.weighted_sum is not None]
             found += checks.no_variation(readable, batch)
             found += checks.truth_not_preferred(readable, batch)
-            found += checks.failing_pays(readable, batch, scored.declared)
+            found += checks.failing_pays(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)
@@ -140,7 +140,7 @@ def _look_at_components(
 def _read_components(
     dicts: Sequence[ScoredAnswer], objective: Objective, found: list[Finding]
 ) -> RewardBatch | None:
-    """Fill in what depends on the components, and find answers whose own cannot be read."""
+    """Fill in what depends on the components, and find responses without readable ones."""
     readable = []
     errors = []
     for each in dicts:
@@ -154,13 +154,13 @@ def _read_components(
     if not readable:
         return None
     infos = [each.result.info for each in readable]
-    # The tokens of made-up answers are not known: there derived components are not scored.
+    # The tokens of made-up responses are not known: there derived components are not scored.
     ids = [each.answer.token_ids for each in readable]
     masks = None if None in ids else [torch.ones(len(each or ())) for each in ids]
     keys = [str(RowKey("answer", number, 0)) for number in range(len(readable))]
     rows = RewardRows(objective, infos, keys, masks=masks)
     objective.try_derived(unnested(infos[0]))
-    # Tokens of answers that no training has masked are not known: every answer counts alike.
+    # The masks of these responses are not known: every response counts alike.
     tokens = torch.ones(len(readable))
     batch = RewardBatch.of(rows, [each.answer.group for each in readable], tokens)
     try:
@@ -180,7 +180,7 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
     derived = batch.rows.objective.config.derived
     groups = batch.group_ids
     sizes = Counter(groups)
-    # One answer alone would count as a prompt in which nothing varies.
+    # One response alone would count as a dead group.
     several = [row for row, group in enumerate(groups) if sizes[group] > 1]
     metrics = component_metrics(batch.raw, groups, names)
     grouped = component_metrics(batch.raw[several], [groups[row] for row in several], names)
@@ -224,16 +224,16 @@ def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
 
 
 def _constant(components: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    nothing = "if that is so in the training it teaches nothing"
+    nothing = "if it is so in the run, it teaches nothing"
     for each in components:
         name = each["name"]
         low = each["low"]
         if low is None:
-            yield NOTE, f"{name!r} is not scored in any answer"
+            yield NOTE, f"{name!r} is not scored in any response"
         elif low == each["high"]:
-            yield NOTE, f"{name!r} is {low:g} for every answer: {nothing}"
+            yield NOTE, f"{name!r} is {low:g} for every response: {nothing}"
         elif each[CONSTANT_GROUPS.last] == 1.0:
-            yield NOTE, f"{name!r} never differs between two answers to one prompt: {nothing}"
+            yield NOTE, f"{name!r} is constant in every group: {nothing}"
 
 
 def to_text(report: Mapping[str, Any]) -> str:
@@ -267,15 +267,15 @@ def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
                 _range(*each["declared"]),
                 _range(each["low"], each["high"]),
                 NOTHING if mean is None else f"{mean:.3f}",
-                NOTHING if constant is None else f"{constant:.0%} of prompts",
-                f"{each[UNSCORED.last]:.0%} of answers",
+                NOTHING if constant is None else f"{constant:.0%} of groups",
+                f"{each[UNSCORED.last]:.0%} of responses",
             )
         )
     return columns(rows) if components else []
 
 
 def _kind_table(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [("answer", "count", "score: lowest", "mean", "highest", "parse errors")]
+    rows = [("response", "count", "score: lowest", "mean", "highest", "parse errors")]
     for each in kinds:
         low, mean, high = (f"{each[key]:.3f}" for key in ("low", "mean", "high"))
         unread = NOTHING if each["unread"] is None else str(each["unread"])
@@ -288,17 +288,17 @@ def _facts(report: Mapping[str, Any]) -> Iterator[str]:
     if components:
         terms = " + ".join(f"{each['weight']:g}·{each['name']}" for each in components)
         sums = report["score_is_the_weighted_sum"]
-        yield f"score = {terms} in {sums['agree']} of {sums['answers']} answers"
+        yield f"score = {terms} in {sums['agree']} of {sums['answers']} responses"
     codes = report["parse_errors"]
     if codes:
         counts = ", ".join(f"{code}: {count}" for code, count in codes.items())
-        yield f"parse_error codes and their answers: {counts}"
+        yield f"parse_error codes and their responses: {counts}"
     times = report["seconds"]
     if times:
         median, p99, longest = map(seconds_text, times.values())
         step = report["step_seconds"]
         yield (
-            f"time for one answer: median {median}, p99 {p99}, longest {longest}; first call "
+            f"time for one response: median {median}, p99 {p99}, longest {longest}; first call "
             f"{seconds_text(report['first_call_seconds'])}; at most "
             f"{seconds_text(SHARE_OF_STEP * step)}, {SHARE_OF_STEP:.0%} of a step of "
             f"{seconds_text(step)}"

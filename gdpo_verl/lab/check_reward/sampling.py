@@ -1,4 +1,4 @@
-"""Answers sampled from a local model."""
+"""Sample responses from a local model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PROMPTS_AT_ONCE = 8
 def sample(
     config: Any, tokenizer: Any, rows: Mapping[int, Mapping[str, Any]], count: int
 ) -> list[CheckedAnswer]:
-    """`count` answers to each row, at the rollout's temperature.
+    """Sample `count` responses to each row, at the rollout's temperature.
 
     transformers generates them, on a GPU where there is one, with the model of
     `actor_rollout_ref.model.path` and at most `data.max_response_length` tokens each; the
-    training's own engine is not started.
+    engine of the run is not started.
 
     Raises:
       OSError, ValueError: the model cannot be loaded.

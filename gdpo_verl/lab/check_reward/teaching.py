@@ -1,4 +1,4 @@
-"""Advice on a set of rewards, and its capacity to teach a policy, from the policy's answers."""
+"""Advice on a set of rewards, and its capacity to teach a policy, from the policy's responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gdpo_verl.plugin.batch import RewardBatch
 
 
 def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
-    """The advice and the capacity of a batch of a policy's answers, for `--json`.
+    """Return the advice and the capacity of a batch of a policy's responses, for `--json`.
 
     Returns:
       `advice`, a list of `override` and `because`; `advice_conclusion`, what else is to be said of
@@ -50,7 +50,7 @@ def capacity_lines(found: Mapping[str, Any]) -> Iterator[str]:
     varies: Mapping[str, Mapping[str, float]] = found["varies"]
     if not varies:
         yield (
-            f"capacity: cannot be said from {found['answers']} answers a prompt; ask for more with "
+            f"capacity: not known from {found['answers']} responses to a prompt; ask for more with "
             "--samples"
         )
         return
@@ -60,8 +60,8 @@ def capacity_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield from columns(rows)
     if found["teaches"] is None:
         yield (
-            f"capacity at actor_rollout_ref.rollout.n={found['size']}: cannot be said from "
-            f"{found['answers']} answers a prompt; ask for more with --samples"
+            f"capacity at actor_rollout_ref.rollout.n={found['size']}: not known from "
+            f"{found['answers']} responses to a prompt; ask for more with --samples"
         )
     else:
         yield (

@@ -1,4 +1,4 @@
-"""The policy's own tokenizer, or one whose tokens are bytes where the policy is not here."""
+"""Load the policy's own tokenizer, or one whose tokens are bytes if the policy is not here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gdpo_verl.lab.tasks.rows import tokenizer_of
 
 
 def model_path(model: Any) -> str | None:
-    """The policy's tokenizer, or its model, in verl's settings; None where it is not here."""
+    """Return the path of the policy's tokenizer or model; None if it is not here."""
     # A name that is no absolute path may be one of the hub's, and is left to its loader.
     path = os.path.expanduser(model.get("tokenizer_path") or model.get("path") or "")
     missing = path.startswith("/") and not os.path.exists(path)
@@ -17,7 +17,7 @@ def model_path(model: Any) -> str | None:
 
 
 def load_tokenizer(model: Any) -> Any:
-    """The policy's tokenizer as verl loads it; else one whose tokens are bytes.
+    """Load the policy's tokenizer as verl does; without one, return one whose tokens are bytes.
 
     Raises:
       ValueError: the path is given and no tokenizer can be loaded from it.
@@ -38,7 +38,7 @@ def load_tokenizer(model: Any) -> Any:
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer that gives back any text: 256 tokens, one for each byte of its UTF-8."""
+    """Make a tokenizer that reproduces any text: 256 tokens, one for each byte of its UTF-8."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

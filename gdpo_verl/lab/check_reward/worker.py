@@ -1,4 +1,4 @@
-"""Score answers in a child process, for a reward may hang or crash.
+"""Score responses in a child process, because a reward may hang or crash.
 
 A regular expression, for instance, hangs in a way that no thread and no signal handler can stop.
 """
@@ -38,7 +38,7 @@ from gdpo_verl.sandbox import protection
 
 # Seconds for the imports of a user's module.
 LOAD_SECONDS = 300.0
-# A reward that takes longer than this for all answers shows its progress.
+# A reward that takes longer than this for all responses shows its progress.
 PROGRESS_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -69,9 +69,9 @@ class Scored:
     """The results of the first answers, and what the configured reward declares.
 
     Attributes:
-      again: the results of the answers when they were scored once more, by their place.
+      again: the results of the responses when they were scored once more, by their place.
       unnamed: complaints of `reward_kwargs` that the function does not name.
-      interrupted: the user has ended the scoring with Ctrl-C.
+      interrupted: the user ended the scoring with Ctrl-C.
     """
 
     declared: tuple[Component, ...]
@@ -87,20 +87,20 @@ def score_twice(
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> Scored:
-    """Score the answers, and once more in reverse order.
+    """Score the responses, and once more in reverse order.
 
-    One that takes more than `timeout` seconds or crashes is the last. With Ctrl-C the scoring ends,
-    and what is known by then is returned.
+    One that takes more than `timeout` seconds or crashes is the last. Ctrl-C ends the scoring, and
+    the results so far are returned.
 
     Args:
-      rows: the columns of each row that an answer refers to.
+      rows: the columns of each row that a response refers to.
 
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
     """
     # A fork cannot use a GPU that this process has used, as for answers of a model.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
-    # Files, for what a reward forks would keep a pipe open.
+    # Files, because a process that a reward forks would keep a pipe open.
     with tempfile.NamedTemporaryFile() as sent, tempfile.NamedTemporaryFile() as trace:
         process = context.Process(
             target=_serve, args=(sent.name, trace.name, config, rows, answers, timeout)
@@ -129,7 +129,7 @@ def score_twice(
     if isinstance(loaded, str):
         raise ValueError(loaded)
     places = _finished_backwards(results[: len(answers)])
-    # The process ended early, at the answer after the last result.
+    # The process ended early, at the response after the last result.
     if len(results) < len(answers) + len(places) and not interrupted:
         results.append(RewardResult(error=_end(process.exitcode, dump, timeout)))
     again = dict(zip(places, results[len(answers) :], strict=False))
@@ -144,7 +144,7 @@ def _finished_backwards(results: Sequence[RewardResult]) -> list[int]:
 def _end(status: int, dump: str, timeout: float) -> str:
     """Describe the process's end, with the first of the user's lines in faulthandler's dump."""
     # A crash is the current thread's, which may not be the first. The latest call comes first:
-    # behind this file's come those of the command.
+    # after the lines of this file come those of the command.
     _, _, current = dump.partition("Current thread")
     called, _, _ = (current.partition("\n\n")[0] or dump).partition(f'File "{__file__}"')
     frames = re.findall(r'File "(.+)", line (\d+) in', called)
@@ -165,7 +165,7 @@ def _serve(
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> None:
-    """Write the declaration, then a `RewardResult` for each answer; or a text that says why not."""
+    """Write the declaration, then a `RewardResult` for each response; or a text with the error."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the command is killed
     os.dup2(2, 1)  # what a reward prints is no part of the report
@@ -218,11 +218,11 @@ def _serve(
 
 
 def _progress(total: int) -> Any:
-    """A bar on standard error, if the calls take long."""
-    tqdm.monitor_interval = 0  # no thread beside the reward
+    """Return a bar on standard error, which appears if the calls take long."""
+    tqdm.monitor_interval = 0  # no thread in addition to the reward
     return tqdm(
         total=total,
-        desc="calls of the reward (Ctrl-C ends them with a report)",
+        desc="calls of the reward function (Ctrl-C ends the check with a report)",
         delay=PROGRESS_SECONDS,
         mininterval=PROGRESS_SECONDS,
     )
@@ -232,7 +232,7 @@ def _result(
     config: Any, tokenizer: Any, manager: Any, row: Mapping[str, Any], answer: CheckedAnswer
 ) -> RewardResult:
     def ids_of(text: str) -> list[int]:
-        # A file of answers may hold half of a surrogate pair, which no tokenizer takes.
+        # A file of responses may hold half of a surrogate pair, which no tokenizer takes.
         whole = text.encode(errors="replace").decode()
         return list(tokenizer.encode(whole, add_special_tokens=False))
 

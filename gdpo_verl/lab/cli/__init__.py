@@ -1,4 +1,4 @@
-"""The command `gdpo-verl`; each command stands beside its parser."""
+"""The command `gdpo-verl`; each command is in the module of its parser."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from gdpo_verl.lab.text import install_extra, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # What stands behind `--` is for Ray, and may look like an option of ours.
+    # What follows `--` is for Ray, and may look like an option of this command.
     end = given.index("--") if "--" in given else len(given)
     own = given[:end]
     rays = given[end + 1 :]
     parser = _parser()
     options, rest = parser.parse_known_args(own)
-    # Hydra's overrides may stand before and behind our own options.
+    # Hydra's overrides may be before and after the options of this command.
     options.overrides = rest
     options.ray_options = rays
     if rays and not options.takes_ray_options:
         parser.error(f"unrecognized arguments: -- {' '.join(rays)}")
-    # Hydra would read a misspelt option as a key, and complain of another thing.
+    # Hydra would read a misspelt option as a key, and its error would not name the option.
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if any(word.startswith("RUN=") for word in rest):
-        parser.error("RUN= is a variable of the scripts, and stands before them. Give --run RUN")
+        parser.error(
+            "RUN= is a variable that is set before the name of a script. Give --run RUN instead"
+        )
     try:
         status = int(options.command(options) or 0)
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as error:
-        # a sentence of ours has no module's name
+        # An error that this package raises has no module's name.
         where = ""
         problem = str(error)
         if error.name:
@@ -46,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gdpo-verl{where}: {problem}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever reads what is printed, such as `head`, has enough: nothing to complain of.
+        # The reader of the output, such as `head`, has read enough. That is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell says it of a program that SIGPIPE ended
+        return 141  # the status that a shell gives to a program that SIGPIPE ended
     except (ValueError, RuntimeError, OSError) as error:
         print(printable(f"gdpo-verl: {error}"), file=sys.stderr)
         return 1

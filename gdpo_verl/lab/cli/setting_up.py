@@ -1,4 +1,4 @@
-"""The commands before a training: doctor, prepare, make-policy."""
+"""The commands that prepare a run: doctor, prepare, make-policy."""
 
 from __future__ import annotations
 
@@ -11,42 +11,83 @@ from gdpo_verl.lab.tasks.catalog import data_sets
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
-    doctor = commands.add_parser("doctor", help="would GDPO run here, and if not, what to do")
+    doctor = commands.add_parser(
+        "doctor", help="check whether GDPO can run here, and say what to do if it cannot"
+    )
     doctor.set_defaults(command=_doctor)
 
     prepare = commands.add_parser("prepare", help="write a data set in verl's columns")
-    prepare.add_argument("dataset", choices=list(data_sets()))
+    prepare.add_argument("dataset", choices=list(data_sets()), help="the data set that is prepared")
     prepare.add_argument(
-        "--from", dest="source", metavar="SOURCE", help="hub id, file or folder; default: the hub"
+        "--from",
+        dest="source",
+        metavar="SOURCE",
+        help="read the data set from this hub id, file or folder; default: its place on the hub",
     )
-    prepare.add_argument("--out", type=Path, help="default: data/DATASET")
-    prepare.add_argument("--seed", type=int, default=0)
     prepare.add_argument(
-        "--validation", metavar="ROWS", type=int, help="to hold out where there is no such split"
+        "--out", type=Path, help="write the files to this directory; default: data/DATASET"
     )
-    prepare.add_argument("--model", help="whose tokenizer counts the prompts; default: uncounted")
     prepare.add_argument(
-        "--max-prompt-length", metavar="TOKENS", type=int, help="default: the recipe's"
+        "--seed",
+        type=int,
+        default=0,
+        help="set the seed of whatever is chosen or generated at random; default: 0",
     )
-    prepare.add_argument("--shots", metavar="N", type=int, default=0, help="worked examples first")
+    prepare.add_argument(
+        "--validation",
+        metavar="ROWS",
+        type=int,
+        help="hold out this many rows where the data set has no validation split; default: the "
+        "number that the data set defines",
+    )
+    prepare.add_argument(
+        "--model",
+        help="count the tokens of the prompts with the tokenizer of this model; default: the "
+        "prompts are not counted",
+    )
+    prepare.add_argument(
+        "--max-prompt-length",
+        metavar="TOKENS",
+        type=int,
+        help="leave out prompts with more tokens, if --model is given; default: the length in the "
+        "recipe",
+    )
+    prepare.add_argument(
+        "--shots",
+        metavar="N",
+        type=int,
+        default=0,
+        help="put this many worked examples in front of each prompt; default: 0",
+    )
     prepare.set_defaults(command=_prepare)
 
     policy = commands.add_parser(
-        "make-policy", help="make the policy that RL starts from: a tiny one, or a pretrained one"
+        "make-policy", help="make the policy from which a run starts: a tiny or a pretrained one"
     )
     policy.add_argument(
         "name", nargs="?", choices=["tiny", "smollm2"], default="tiny",
-        help="tiny, trained here for a task in minutes, or SmolLM2-135M-Instruct; default: tiny",
+        help="make a tiny policy, which is trained here for a task in minutes, or fetch "
+        "SmolLM2-135M-Instruct; default: tiny",
     )  # fmt: skip
     # Those of `policy.tasks`, whose import takes seconds.
     tasks = ["toolbox", "tool-turns", "reasoning-gym", "bfcl"]
-    policy.add_argument("--task", choices=tasks, default=tasks[0])
+    policy.add_argument(
+        "--task", choices=tasks, default=tasks[0],
+        help="train the tiny policy for this task; default: toolbox",
+    )  # fmt: skip
     policy.add_argument(
         "--from", dest="base", metavar="MODEL",
-        help="train this pretrained model for the task, a directory, in place of random weights",
+        help="start from the pretrained model in this directory; default: random weights",
     )  # fmt: skip
-    policy.add_argument("--out", type=Path, help="default: models/TASK, MODEL or MODEL-TASK")
-    policy.add_argument("--seed", type=int, default=0)
+    policy.add_argument(
+        "--out", type=Path,
+        help="write the policy to this directory; default: models/TASK, models/smollm2, or with "
+        "--from models/MODEL-TASK",
+    )  # fmt: skip
+    policy.add_argument(
+        "--seed", type=int, default=0,
+        help="set the seed of the weights and of the training; default: 0",
+    )  # fmt: skip
     policy.set_defaults(command=_make_policy)
 
 
@@ -84,7 +125,9 @@ def _prepare(options: argparse.Namespace) -> None:
 def _make_policy(options: argparse.Namespace) -> None:
     if options.name == "smollm2":
         if options.base:
-            raise ValueError("--from: smollm2 is fetched and not trained; leave one of the two out")
+            raise ValueError(
+                "--from: smollm2 is fetched and not trained. Leave out --from or smollm2"
+            )
         from gdpo_verl.lab.policy.pretrained import make_smollm2
 
         out = options.out or Path("models/smollm2")

@@ -1,4 +1,4 @@
-"""A training here or on a cluster: train, submit."""
+"""The commands that start a run, here or on a cluster: train, submit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         help="train a recipe in its run directory",
         usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
-    train.add_argument("recipe", help="for example toolbox/gdpo")
-    train.add_argument("--run", type=Path, help="default: runs/RECIPE")
-    train.add_argument("--cfg", choices=["job"], help="print the configuration and end")
+    train.add_argument("recipe", help="the recipe that is trained, for example toolbox/gdpo")
+    train.add_argument(
+        "--run", type=Path, help="write the run to this directory; default: runs/RECIPE"
+    )
+    train.add_argument(
+        "--cfg", choices=["job"], help="print the configuration and end; default: train the recipe"
+    )
     _add_run_options(train)
     train.set_defaults(command=_train, takes_overrides=True)
 
@@ -26,23 +30,31 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         usage="gdpo-verl submit [-h] --run RUN [OPTIONS] RECIPE [HYDRA OVERRIDES] "
         "[-- OPTIONS OF ray job submit]",
     )
-    submit.add_argument("recipe", help="for example tool_call/gdpo")
+    submit.add_argument("recipe", help="the recipe that is trained, for example tool_call/gdpo")
     submit.add_argument(
-        "--run", type=Path, required=True, help="a directory that every node can write"
+        "--run",
+        type=Path,
+        required=True,
+        help="write the run to this directory, which every node must be able to write (required)",
     )
     submit.add_argument(
-        "--working-dir", metavar="DIR", help="to send to every node; the job's processes run in it"
+        "--working-dir",
+        metavar="DIR",
+        help="send this directory to every node, where the job runs in it; default: none is sent",
     )
     submit.add_argument(
         "--env",
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="a variable for every process of the job; a name alone takes its value here, and "
-        "keeps a secret off the command line",
+        help="set this variable for every process of the job, and repeat the option for more of "
+        "them; a name alone takes the value it has here, and keeps a secret off the command line; "
+        "default: none",
     )
     submit.add_argument(
-        "--upload", action="store_true", help="send this gdpo-verl to every node with the job"
+        "--upload",
+        action="store_true",
+        help="send this gdpo-verl to every node with the job; default: the nodes have it",
     )
     _add_run_options(submit)
     submit.set_defaults(command=_submit, takes_overrides=True, takes_ray_options=True)
@@ -50,37 +62,44 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--config-dir", metavar="DIR", type=Path, help="where the recipe is, if not in gdpo-verl"
+        "--config-dir",
+        metavar="DIR",
+        type=Path,
+        help="read the recipe from this directory; default: the recipes of gdpo-verl",
     )
     command.add_argument(
         "--retries",
         metavar="N",
         type=_count,
         default=0,
-        help="starts after a failure, from the last whole checkpoint; default: 0",
+        help="start a run that failed again, up to this many times, from its last complete "
+        "checkpoint; default: 0",
     )
     command.add_argument(
         "--hang-after",
         metavar="MINUTES",
         type=float,
         default=120.0,
-        help="without a logged step or validation, a training is ended; default: 120",
+        help="end a run that logs no step and no validation for this many minutes; default: 120",
     )
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="check all that needs no GPU, say what would run and what it needs, and end",
+        help="check everything that needs no GPU, say what would run and what it needs, and end; "
+        "default: train the recipe",
     )
     command.add_argument(
         "--card",
         metavar="GIB",
         type=float,
-        help="memory of one GPU for --dry-run; default: this machine's, else the recipe's",
+        help="set the memory of one GPU for --dry-run; default: that of this machine's GPUs, or "
+        "else that of the hardware recipe",
     )
     command.add_argument(
         "--accept-changed-files",
         action="store_true",
-        help="continue a run although its data, policy, reward or gdpo-verl changed",
+        help="resume a run although its data, policy, reward file or gdpo-verl changed; default: "
+        "such a start is rejected",
     )
 
 

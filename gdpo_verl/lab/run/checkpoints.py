@@ -1,4 +1,4 @@
-"""A training's whole checkpoints, so that none cut short is resumed from.
+"""The complete checkpoints of a run, so that it never resumes from one that was cut short.
 
 verl 0.9.1 (verl/trainer/ppo/v1/trainer_base.py, `_save_checkpoint`) writes a file of each kind and
 rank into `global_step_N/actor` (and `critic`), then `data.pt`, then `transfer_queue` in the
@@ -25,7 +25,7 @@ _SHARD = re.compile(r"(\w+)_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 class CheckpointError(RuntimeError):
-    """There were checkpoints, and none is whole."""
+    """There were checkpoints, and none is complete."""
 
 
 def directory_of(run: Path) -> Path | None:
@@ -39,7 +39,7 @@ def directory_of(run: Path) -> Path | None:
 
 
 def last_complete(directory: Path) -> tuple[int, dict[int, str]]:
-    """The step of the newest whole checkpoint, 0 for none, and what is wrong with each newer."""
+    """Return the step of the newest complete checkpoint, or 0, and the faults of newer ones."""
     wrong: dict[int, str] = {}
     tracker = directory / TRACKER
     noted = 0
@@ -59,17 +59,17 @@ def last_complete(directory: Path) -> tuple[int, dict[int, str]]:
 
 
 def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
-    """Make verl resume from the newest whole checkpoint.
+    """Make verl resume from the newest complete checkpoint.
 
     Those newer than it are renamed to `global_step_N.incomplete`, so that a later save of the
     same step is never taken together with leftover files.
 
     Returns:
-      The step from which verl will go on, 0 for the beginning; and a sentence for each
+      The step from which verl will resume, 0 for the beginning; and a sentence for each
       checkpoint that was skipped.
 
     Raises:
-      CheckpointError: a save was completed once, but no checkpoint is whole now.
+      CheckpointError: a save was completed once, but no checkpoint is complete now.
     """
     step, wrong = require_complete(directory)
     tracker = directory / TRACKER
@@ -86,14 +86,14 @@ def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
 
 
 def require_complete(directory: Path) -> tuple[int, dict[int, str]]:
-    """`last_complete`, which changes nothing; raises what `select_checkpoint` raises."""
+    """Return `last_complete` and change nothing; raise what `select_checkpoint` raises."""
     step, wrong = last_complete(directory)
     if not step and (directory / TRACKER).exists():
         found = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
         raise CheckpointError(
-            f"{directory}: no checkpoint is whole ({'; '.join(found) or 'there is none'}), "
-            f"but {TRACKER} says that there was one. Put it back, or remove {directory} to "
-            "start from the beginning"
+            f"{directory}: no checkpoint is complete ({'; '.join(found) or 'there is none'}), but "
+            f"{TRACKER} says that there was one. Restore it, or remove {directory} to start from "
+            "the beginning"
         )
     return step, wrong
 
@@ -105,7 +105,7 @@ def world_size(checkpoint: Path) -> int | None:
 
 
 def problem_of(checkpoint: Path) -> str | None:
-    """Describe the first fault of a checkpoint, a folder `global_step_N`; None when it is whole."""
+    """Describe the first fault of a checkpoint, a folder `global_step_N`; None if there is none."""
     folders = [checkpoint / "actor", *checkpoint.glob("critic")]
     for folder in folders:
         # Other engines' files have other names; that verl noted the step has to do.
@@ -119,7 +119,7 @@ def problem_of(checkpoint: Path) -> str | None:
 
 
 def _shards_problem(folder: Path) -> str | None:
-    """Describe the first fault of the FSDP shards in `actor` or `critic`; None when all are whole.
+    """Describe the first fault of the FSDP shards in `actor` or `critic`; None if there is none.
 
     Parts that were not saved (`checkpoint.save_contents`) are no fault, but for the model.
     """

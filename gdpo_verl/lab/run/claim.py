@@ -1,4 +1,4 @@
-"""A run's directory: held by one training at a time, and by one that learns the same."""
+"""A run directory: one process trains in it at a time, and every start learns the same."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from gdpo_verl.lab.run.composition import SOURCES, changed_science, named
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.run import WRITE_ANEW, config_of, read_launch
 
-# Larger files, a real model's weights, are told apart by their size alone.
+# Larger files, such as the weights of a real model, are compared by their size alone.
 DIGEST_BYTES = 64 << 20
 
 
 class RunDirectoryError(RuntimeError):
-    """The directory belongs to a training that still runs, or to one that learns something else."""
+    """Another process trains in the directory, or it holds a run that learns something else."""
 
 
 @contextlib.contextmanager
 def lock_run(
     run: Path, recipe: str, config: DictConfig, *, accept_changed_files: bool = False
 ) -> Iterator[TextIO]:
-    """Lock the run directory, made when it is missing, for a training; yields the locked file.
+    """Make the run directory if it is missing, and lock it; yield the locked file.
 
     Raises:
-      RunDirectoryError: a training still runs there, or `check_start` rejects this start.
+      RunDirectoryError: a process still trains there, or `check_start` rejects this start.
     """
     run.mkdir(parents=True, exist_ok=True)
     with locked(run) as lock:
@@ -46,38 +46,37 @@ def lock_run(
 def check_start(
     run: Path, recipe: str, config: DictConfig, *, accept_changed_files: bool = False
 ) -> dict[str, Any]:
-    """Reject a start that would not continue what a run directory holds; writes nothing.
+    """Reject a start that would not continue the run in the directory; write nothing.
 
     Args:
-      accept_changed_files: continue with other data, policy, reward or gdpo-verl.
+      accept_changed_files: resume although the data, policy, reward file or gdpo-verl changed.
 
     Returns:
-      the record of this start, with each change that was ever accepted.
+      The record of this start for launch.json, with every change that was accepted.
 
     Raises:
-      RunDirectoryError: what decides what is learned differs from the last start's.
+      RunDirectoryError: what decides what is learned differs from the last start.
     """
     before = read_launch(run)
     start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
-    settings = [*_changed_values(before, start, "recipe"), *_changed_settings(run, config)]
-    files = [*_changed_values(before, start, "version"), *_changed_files(before, start)]
+    settings = [*_changed_settings(run, config)]
+    files = [*_changed_files(before, start)]
     if settings or (files and not accept_changed_files):
-        text = f"{run} holds a training with other settings:"
-        for problem in [*settings, *files]:
-            text += f"\n  {problem}"
-        text += (
-            "\nIts checkpoints must not be mixed with this one's: choose another directory or "
-            "remove it. Steps, loggers, frequencies, names and the machines may change."
+        problems = "\n  ".join([*settings, *files])
+        text = (
+            f"{run} holds a run with other settings:\n  {problems}\n"
+            "The checkpoints of two runs must not be mixed. Choose another run directory, or "
+            "remove this one. Steps, loggers, frequencies, names and the machines may change."
         )
-        if files and not settings:
-            text += " To continue with what the files hold now, give --accept-changed-files."
+        if not settings:
+            text += " To resume with what the files hold now, give --accept-changed-files."
         raise RunDirectoryError(text)
     return start | {"accepted": [*before.get("accepted", []), *files]}
 
 
 @contextlib.contextmanager
 def locked(run: Path) -> Iterator[TextIO]:
-    """Lock the directory itself, whatever is in it; raises `RunDirectoryError` while another does.
+    """Lock the directory itself, whatever is in it; raise `RunDirectoryError` if it is locked.
 
     Yields the locked file.
     """
@@ -85,7 +84,9 @@ def locked(run: Path) -> Iterator[TextIO]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunDirectoryError(f"{run}: a training still runs here; end it first") from None
+            raise RunDirectoryError(
+                f"{run}: another process still trains in this run directory. End it first"
+            ) from None
         yield lock
 
 
@@ -105,17 +106,14 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     return bool(steps <= did)
 
 
-def _changed_values(before: dict[str, Any], start: dict[str, Any], key: str) -> Iterator[str]:
-    if key in before and before[key] != start[key]:
-        yield f"{key}: {before[key]!r}, not {start[key]!r}"
-
-
 def _changed_files(before: dict[str, Any], start: dict[str, Any]) -> Iterator[str]:
+    if before.get("version", __version__) != __version__:
+        yield f"version: {before['version']!r}, not {__version__!r}"
     held = before.get("contents", {})
     for name, digest in start["contents"].items():
         # Another path is a difference in the configuration.
         if held.get(name, digest) != digest:
-            yield f"{name} holds something else than when the training began"
+            yield f"{name} holds something else than when the run began"
 
 
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
@@ -144,7 +142,7 @@ def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
 
 
 def _contents(config: DictConfig) -> dict[str, str]:
-    """Digests of what is learned from, by key and path, where that is a local file or folder."""
+    """Return digests of the local files and folders that a run learns from, by key and path."""
     return {
         f"{key}={path}": _digest(path)
         for key in SOURCES

@@ -1,4 +1,4 @@
-"""Ask the nodes of a Ray cluster whether a training would find its software and files there.
+"""Ask the nodes of a Ray cluster whether a run would find its software and files there.
 
 `gdpo_verl.lab.run.submit` sends this one file with the job, and it runs there before the training:
 ``python3 -m cluster_nodes EXPECTED [KEY=PATH ...]``. So it imports nothing of gdpo-verl, which may
@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
-    """Look for a training's software and its files, KEY=PATH each, on this node.
+    """Look for the software of a run and its files, KEY=PATH each, on this node.
 
     Returns:
       "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
@@ -88,7 +88,7 @@ def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[st
 
     pending = {}
     for node in nodes:
-        # Without a CPU, or a busy node would not answer; and never on another in its place.
+        # Without a CPU, because a busy node would not reply; and never on another node instead.
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(inspect_node).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
         pending[node] = task.remote(list(files))
@@ -105,12 +105,12 @@ def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[st
 
 
 def main(expected: str, *files: str) -> int:
-    """Print a line for each node; 1 when the cluster is refused."""
+    """Print a line for each node; return 1 when the cluster is rejected."""
     try:
         import ray
     except ModuleNotFoundError:
         print(
-            f"refused: the job's python3 on this node is {sys.executable}, which has no Ray. Ray "
+            f"rejected: the job's python3 on this node is {sys.executable}, which has no Ray. Ray "
             "hands a job the PATH with which it was started: activate the environment that has "
             "gdpo-verl (source .venv/bin/activate), and start Ray there again"
         )
@@ -127,7 +127,7 @@ def main(expected: str, *files: str) -> int:
         state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {verl}, plug-in loaded"
         print(f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]}): {state}", flush=True)
     if refused:
-        print(f"refused: {refused} of {len(nodes)} nodes cannot train; nothing was started")
+        print(f"rejected: {refused} of {len(nodes)} nodes cannot train. Nothing was started")
     return int(refused > 0)
 
 

@@ -1,4 +1,4 @@
-"""A recipe's configuration, composed without importing verl, and what in it is not science."""
+"""Compose a recipe without importing verl, and say which keys decide what a run learns."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def recipes_directory() -> Path:
 
 
 def require_recipe(recipe: str, directory: Path | None = None) -> Path:
-    """The file of a recipe, among ours or in `directory`.
+    """Return the file of a recipe, in gdpo-verl or in `directory`.
 
     Raises:
       RecipeError: there is none of this name.
@@ -99,7 +99,7 @@ def require_recipe(recipe: str, directory: Path | None = None) -> Path:
 
 
 def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VERLS) -> str:
-    """The override for all of Hydra's search path: what the recipe names, `verls` and ours."""
+    """Return the override of Hydra's search path: the recipe's places, `verls`, and gdpo-verl."""
     written = OmegaConf.select(
         OmegaConf.load(require_recipe(recipe, directory)), "hydra.searchpath"
     )
@@ -111,7 +111,7 @@ def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VER
 def compose(
     recipe: str, overrides: Sequence[str] = (), directory: Path | None = None, **options: Any
 ) -> DictConfig:
-    """The whole configuration of a recipe, in `directory` or among ours, as verl composes it.
+    """Compose the configuration of a recipe, in `directory` or in gdpo-verl, as verl does.
 
     Args:
       options: of Hydra's `compose`.
@@ -139,33 +139,34 @@ def compose(
 
 
 def named(config: DictConfig, key: str) -> list[str]:
-    """The files or models at a key of verl's, which may hold one, several or none."""
+    """Return the files or models at a key of verl, which may hold one, several or none."""
     return listed(OmegaConf.select(config, key))
 
 
 def listed(value: Any) -> list[str]:
-    """One text, several or none, as a list."""
+    """Return one text, several or none, as a list."""
     return [value] if isinstance(value, str) else list(value or [])
 
 
 def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | None = None) -> str:
-    """The hardware recipe that Hydra takes; "" where there is none."""
+    """Return the hardware recipe that Hydra chooses; "" where there is none."""
     whole = compose(recipe, overrides, directory, return_hydra_config=True)
     return str(whole.hydra.runtime.choices.get("hardware", ""))
 
 
 def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys that decide what a run learns and differ between two configurations, with both."""
+    """Return the keys that decide what a run learns and that differ, with both values."""
     old, new = (
         dict(flattened("", OmegaConf.to_container(c, resolve=False))) for c in (before, after)
     )
     # The number of steps is among them where the learning rate depends on it.
     optim = after.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
-    constant = optim.lr_scheduler_type == "constant" and not warms_up
-    steps = [] if constant else [*_STEPS]
-    if after.trainer.total_training_steps is not None:
-        steps = steps[:1]  # the epochs only limit them
+    steps: tuple[str, ...] = ()
+    if optim.lr_scheduler_type != "constant" or warms_up:
+        # Where the steps are given, the epochs only limit them.
+        given = after.trainer.total_training_steps is not None
+        steps = _STEPS[:1] if given else _STEPS
     return {
         key: (old.get(key, "not set"), new.get(key, "not set"))
         for key in sorted(old | new)

@@ -1,7 +1,7 @@
-"""Start a training in its run directory and show how far it is.
+"""Start a run in its run directory and show its progress.
 
-`gdpo_verl.lab.rundir.layout` names what it leaves there. Another start may change what is not
-science (`gdpo_verl.lab.run.composition.NOT_SCIENCE`), and is refused otherwise.
+`gdpo_verl.lab.rundir.layout` names its files. A later start may change the settings in
+`gdpo_verl.lab.run.composition.NOT_SCIENCE`; any other change is rejected with an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class LaunchError(RuntimeError):
-    """The training was not started, or ended before its last step."""
+    """The run was not started, or it ended before its last step."""
 
 
 def train(
@@ -70,28 +70,28 @@ def train(
     config_dir: Path | None = None,
     accept_changed_files: bool = False,
 ) -> None:
-    """Train until the end; does nothing when `run` holds a training that came to this end.
+    """Train until the last step; do nothing when the run in `run` has completed it.
 
-    A training that was cut off continues from its last whole checkpoint, in the data as in the
-    weights.
+    A run that was interrupted resumes from its last complete checkpoint, at the same place in the
+    data.
 
     Args:
       recipe: its name, for example "toolbox/gdpo".
       run: the directory, made when it is missing.
       overrides: Hydra's, as for ``python -m verl.trainer.main_ppo``.
-      retries: how often a training that failed is started again; not where neither this start
-        nor the one before it made a step that was new.
-      hang_after: seconds without a logged step or validation, after which a training is ended as
-        one that hangs.
-      config_dir: where the recipe is; default: among ours.
-      accept_changed_files: continue a run although its data, policy, reward or gdpo-verl changed.
+      retries: how often a run that failed is started again. After two starts in a row without a
+        new step it is not.
+      hang_after: seconds without a logged step or validation, after which the run is ended
+        because it hangs.
+      config_dir: where the recipe is; default: the recipes of gdpo-verl.
+      accept_changed_files: resume although the data, policy, reward file or gdpo-verl changed.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
-      RunDirectoryError: `run` belongs to a training that learns something else, or that still runs.
-      LaunchError: the training failed; says why and where its log is.
+      RunDirectoryError: `run` holds a run that learns something else, or that is still trained.
+      LaunchError: the run failed; says why and where its log is.
       ValueError: this machine lacks the model, the data, the devices or the memory.
-      CheckpointError: `run` has had checkpoints, and none is whole.
+      CheckpointError: `run` has had checkpoints, and none is complete.
     """
     run = run.resolve()
     config, overrides = composed(recipe, run, overrides, config_dir)
@@ -104,7 +104,6 @@ def train(
             # Before there is a config.yaml, which another path would not fit.
             check_model(config)
             preflight.check_machine(config)
-            preflight.check_steps(config)
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
         if config.trainer.device == "cpu":
@@ -130,8 +129,10 @@ def train(
             # One start that gets no further may be bad luck; a second would fail for ever.
             advanced = reached > max(furthest, start)
             if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
-                if not reached:
-                    _forget_start(run)
+                if not reached and not (run / layout.ROLLOUTS).exists():
+                    # Nothing was learned: the next start may correct any setting.
+                    (run / layout.LAUNCH).unlink(missing_ok=True)
+                    (run / layout.CONFIG).unlink(missing_ok=True)
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
             furthest = max(furthest, reached)
             stalled = not advanced
@@ -147,15 +148,15 @@ def answer(
     about: Mapping[str, Any],
     questions: str,
 ) -> None:
-    """Have verl answer the questions of data.val_files: a training of zero steps.
+    """Have verl sample responses to the prompts of data.val_files: a run of zero steps.
 
     Args:
       config: as `composed` has it, with `trainer.val_only`.
       driver: its `command`.
       run: the directory for config.yaml, train.log and validation/STEP.jsonl.
       label: the name on the line of progress.
-      about: for launch.json, beside the version.
-      questions: how many, in words, for the line of progress.
+      about: for launch.json, in addition to the version.
+      questions: the number of prompts, in words, for the line of progress.
 
     Raises:
       RunDirectoryError, LaunchError, ValueError: as for `train`.
@@ -168,7 +169,7 @@ def answer(
     with claim.locked(run) as lock:
         start = {**about, "version": gdpo_verl.__version__}
         write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
-        # It is alive as long as it answers: one step may take hours.
+        # It never counts as hanging: one step may take hours.
         failure = _run(driver, label, run, config, lock, math.inf, questions)
         if failure is not None:
             raise LaunchError(f"{label}: {failure}\nIts log: {run / layout.LOG}")
@@ -176,15 +177,16 @@ def answer(
 
 
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
-    """The driver's variables; its platform is its workers', which the hardware recipe chooses."""
+    """Return the driver's environment; the hardware recipe chooses the platform of its workers."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **variables_for(config), **os.environ}
     # Container images often set it; then each of verl's processes compiles all that it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     platform = preflight.platform_of(config)
     if platform:
         environment["VERL_PLATFORM"] = platform
-    if config.trainer.get("device") == "cuda" and preflight.sampler_fault():
-        environment.setdefault(preflight.FLASHINFER_SAMPLER, "0")
+    # vLLM would compile FlashInfer's sampler, for which many machines lack a compiler.
+    if config.trainer.device == "cuda" and not importlib.util.find_spec("flashinfer_jit_cache"):
+        environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
 
@@ -197,21 +199,20 @@ def _run(
     hang_after: float,
     questions: str = "",
 ) -> str | None:
-    """Run the driver to its end; returns why the training failed, or None."""
+    """Run the driver to its end; return why the run failed, or None."""
     logged_at = time.monotonic()
     logged_bytes = 0
     metrics = run / layout.METRICS
-    # Hydra would leave half of it on a full disk.
     write_text(run / layout.CONFIG, OmegaConf.to_yaml(config))
     with (run / layout.LOG).open("ab") as log:
         begin = log.tell()
         driver = subprocess.Popen(
-            [*command, "hydra.output_subdir=null"],
+            command,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment_of(run, config),
             start_new_session=True,
-            # The directory stays claimed while the driver lives, even without us.
+            # The directory stays locked while the driver runs, even if this process has ended.
             pass_fds=[lock.fileno()],
         )
 
@@ -230,11 +231,11 @@ def _run(
             follow(run, total_steps=steps, is_alive=runs_on, label=label, questions=questions)
             hangs = driver.poll() is None
         finally:
-            processes.terminate(driver)  # one that has ended may leave workers behind
+            processes.terminate(driver)  # one that has ended may have left workers
     if hangs:
-        # Nobody else reports a live process that does nothing.
+        # No other message reports a process that runs and does nothing.
         minutes = f"{hang_after / 60:g} minutes"
-        return f"the training hangs: no step was logged for {minutes} (--hang-after)"
+        return f"the run hangs: no step was logged for {minutes} (--hang-after)"
     with (run / layout.LOG).open("rb") as printed:
         printed.seek(begin)
         return _failure(printed.read().decode(errors="replace"), driver.pid, driver.returncode)
@@ -255,22 +256,14 @@ def _failure(log: str, pid: int, status: int) -> str | None:
 
 
 def _resume_step(recipe: str, run: Path) -> int:
-    """Choose the checkpoint that verl resumes from; returns its step, 0 for the beginning."""
+    """Choose the checkpoint that verl resumes from; return its step, 0 for the beginning."""
     saved = checkpoints.directory_of(run)
     step, skipped = checkpoints.select_checkpoint(saved) if saved else (0, [])
     for sentence in skipped:
         print_status(f"{recipe}: {sentence}")
     if step or skipped:
-        print_status(f"{recipe}: goes on from {f'step {step}' if step else 'the beginning'}")
+        print_status(f"{recipe}: resumes from {f'step {step}' if step else 'the beginning'}")
     return step
-
-
-def _forget_start(run: Path) -> None:
-    """Let the next start have other settings, if the run has taken no step."""
-    saved = checkpoints.directory_of(run)
-    if not (run / layout.ROLLOUTS).exists() and not (saved and saved.exists()):
-        for name in (layout.LAUNCH, layout.CONFIG):
-            (run / name).unlink(missing_ok=True)
 
 
 def _last_step(run: Path) -> int:
@@ -285,21 +278,21 @@ def _finished(run: Path, config: DictConfig) -> str:
     trainer = config.trainer
     key = "total_epochs" if trainer.total_training_steps is None else "total_training_steps"
     return (
-        f"{run} is finished, and nothing was trained. To continue its training, raise "
+        f"{run}: the run is finished, and nothing was trained. To continue it, raise "
         f"trainer.{key}={trainer[key]}"
     )
 
 
 def _require_last_step(recipe: str, config: DictConfig, reached: int) -> None:
-    """Reject the end of a training before its last step: verl ends well after its last epoch."""
+    """Reject the end of a run before its last step: verl ends after its epochs without an error."""
     trainer = config.trainer
     steps = trainer.total_training_steps or 0
     counted = "file" in listed(trainer.logger) and not trainer.get("val_only")
     if counted and reached < steps:
         raise LaunchError(
-            f"{recipe}: trainer.total_epochs={trainer.total_epochs} ended the training at step "
-            f"{reached}, before trainer.total_training_steps={steps}. Raise trainer.total_epochs, "
-            "too: the same command then resumes"
+            f"{recipe}: trainer.total_epochs={trainer.total_epochs} ended the run at step "
+            f"{reached}, before trainer.total_training_steps={steps}. Raise "
+            "trainer.total_epochs as well. The same command then resumes"
         )
 
 
@@ -307,16 +300,18 @@ def _how_to_resume(run: Path) -> str:
     saved = checkpoints.directory_of(run)
     step = checkpoints.last_complete(saved)[0] if saved else 0
     if step:
-        return f"The same command goes on from step {step}, the last whole checkpoint"
-    return "The same command starts from the beginning, no checkpoint was finished"
+        return f"The same command resumes from step {step}, the last complete checkpoint"
+    return "The same command starts from the beginning, because no checkpoint is complete"
 
 
 def _explain(recipe: str, run: Path, failure: str, retried: int) -> str:
     log = f"Its log: {run / layout.LOG}"
     if failure.startswith(_REJECTED):
         return f"{recipe}: {failure}\nCorrect this, and give the same command again.\n{log}"
-    option = f"retried {retried} times" if retried else "--retries N does so by itself"
-    return f"{recipe}: {failure}\n{_how_to_resume(run)}; {option}.\n{log}"
+    option = "With --retries N this happens automatically"
+    if retried:
+        option = f"The run was started again {retried} times"
+    return f"{recipe}: {failure}\n{_how_to_resume(run)}. {option}.\n{log}"
 
 
 def print_status(text: str) -> None:
@@ -326,10 +321,10 @@ def print_status(text: str) -> None:
 def composed(
     recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
 ) -> tuple[DictConfig, list[str]]:
-    """The configuration with which `train` starts verl's driver, and the overrides that make it.
+    """Return the configuration with which `train` starts verl's driver, and all its overrides.
 
-    Those that follow from the machines come before those that are given, which win. Raises what
-    `train` does before it writes anything.
+    Overrides that follow from the machines come before the given ones, which take precedence.
+    Raises what `train` raises before it writes anything.
     """
     paths = _path_overrides(run.resolve())
     config = compose(recipe, [*paths, *overrides], config_dir)
@@ -368,7 +363,7 @@ def composed(
 def command(
     recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
 ) -> list[str]:
-    """verl's own command, as `train` runs it."""
+    """Return verl's own command, as `train` runs it."""
     words = [sys.executable, "-m", "verl.trainer.main_ppo"]
     words += ["--config-dir", str(config_dir or recipes_directory())]
     words += ["--config-name", recipe]
@@ -383,12 +378,12 @@ def _path_overrides(run: Path) -> list[str]:
         f"trainer.rollout_data_dir={quoted(run / layout.ROLLOUTS)}",
         f"trainer.validation_data_dir={quoted(run / layout.VALIDATION)}",
         f"hydra.run.dir={quoted(run)}",
-        "hydra.output_subdir=.",
+        "hydra.output_subdir=null",  # Hydra's config.yaml would be cut short on a full disk
     ]
 
 
 def _reason(log: str) -> str:
-    """The last error in what this launch printed."""
+    """Return the last error in what this start printed."""
     lines = deaths.plain(log).splitlines()
     for line, following in reversed([*itertools.pairwise([*lines, ""])]):
         match = _ERROR.fullmatch(line.strip())

@@ -1,7 +1,7 @@
-"""The memory that a training needs at least, for information, and what to lower when it runs out.
+"""The memory that a run needs at least, for information, and what to lower when it runs out.
 
 Nobody has compared these numbers with a GPU, and activations, fragments and the engines' buffers
-come on top: nothing may be refused by them.
+come on top: no run may be rejected because of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def load_shape(model: Any) -> Shape | None:
 
 
 def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
-    """The largest things that each device holds under verl's whole configuration, with bytes."""
+    """Yield the largest things that each device holds under verl's configuration, with bytes."""
     model, actor, rollout = (config.actor_rollout_ref[key] for key in ("model", "actor", "rollout"))
     if actor.strategy in ("fsdp", "fsdp2"):
         fsdp = actor.fsdp_config

@@ -1,4 +1,4 @@
-"""Refuse a training that this machine cannot run, before anything is started on it."""
+"""Reject a run that this machine cannot train, before anything is started on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import importlib.util
 import os
 import reprlib
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +14,6 @@ from omegaconf import OmegaConf
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.tasks.catalog import prepare_command_of
 from gdpo_verl.lab.text import install_vllm
-
-# vLLM's variable; 0 leaves top-k and top-p to PyTorch.
-FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 def platform_of(config: Any) -> str | None:
@@ -29,7 +24,7 @@ def platform_of(config: Any) -> str | None:
 
 
 def check_machine(config: Any) -> None:
-    """Refuse devices, a rollout engine or files that this machine does not have.
+    """Reject devices, a rollout engine or files that this machine does not have.
 
     Raises:
       ValueError: names the configuration key in full and the remedy.
@@ -60,30 +55,8 @@ def check_machine(config: Any) -> None:
     check_data_files(config.data)
 
 
-def sampler_fault() -> str | None:
-    """Say why FlashInfer cannot compile vLLM's sampler on this machine; None where it can.
-
-    vLLM 0.24 takes this sampler on every GPU and tries it while an engine starts, which ends where
-    FlashInfer 0.6 (flashinfer/jit/cpp_ext.py) neither has nor can compile its kernels.
-    """
-    if importlib.util.find_spec("flashinfer") is None:
-        return "flashinfer is not installed"
-    if importlib.util.find_spec("flashinfer_jit_cache") is not None:
-        return None  # compiled already
-    compiler = shutil.which("nvcc")
-    on_path = Path(compiler).parent.parent if compiler else Path("/usr/local/cuda")
-    home = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or on_path)
-    for file in (home / "bin" / "nvcc", home / "include" / "curand.h"):
-        if not file.is_file():
-            return f"CUDA's {file} is missing"
-    for program in (os.environ.get("CXX", "c++"), "ninja"):
-        if shutil.which(program) is None:
-            return f"{program} is not on the PATH"
-    return None
-
-
 def check_data_files(data: Any, *keys: str) -> None:
-    """Refuse files of verl's ``data`` that do not exist here, hold no row, or no messages.
+    """Reject files of verl's ``data`` that do not exist here, hold no row, or hold no messages.
 
     By default those of the training and of the validation; else those of `keys`.
 
@@ -110,65 +83,34 @@ def check_data_files(data: Any, *keys: str) -> None:
             raise ValueError(f"data.{key}: {fault} (working directory {os.getcwd()}). {remedy}")
 
 
-def check_steps(config: Any) -> None:
-    """Refuse more steps than verl's epochs have, where the rows can be counted here.
-
-    Prompts that verl leaves out as too long make them fewer still.
-
-    Raises:
-      ValueError: names the configuration key in full and the remedy.
-    """
-    trainer = config.trainer
-    data = config.data
-    counts = [_row_count(os.path.expanduser(path)) for path in listed(data.train_files)]
-    if None in counts or (data.get("custom_cls") or {}).get("path"):
-        return
-    rows = sum(count or 0 for count in counts)
-    steps = rows // data.train_batch_size * trainer.total_epochs
-    if (trainer.total_training_steps or 0) > steps:
-        raise ValueError(
-            f"trainer.total_training_steps: expected at most {steps}, which are trainer."
-            f"total_epochs={trainer.total_epochs} times through the {rows} rows of "
-            f"data.train_files with data.train_batch_size={data.train_batch_size}, found "
-            f"{trainer.total_training_steps}. Raise trainer.total_epochs, too."
-        )
-
-
 def _has_rows(path: str) -> bool:
-    count = _row_count(path)
-    if count is not None:
-        return count > 0
-    return not os.path.isfile(path) or os.path.getsize(path) > 0
-
-
-def _row_count(path: str) -> int | None:
-    """The number of rows of a Parquet file; None where that cannot be read here."""
     import pyarrow.parquet as pq
 
     with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
         if path.endswith(".parquet"):
-            return int(pq.read_metadata(path).num_rows)
-    return None
+            return bool(pq.read_metadata(path).num_rows)
+    return not os.path.isfile(path) or os.path.getsize(path) > 0
 
 
 def _check_prompt(file: str, column: str, key: str, path: str) -> None:
-    """Refuse a file whose first prompt is no list of messages, which verl's data set reads."""
-    import pyarrow.dataset
+    """Reject a file whose first prompt is no list of messages, which verl's data set reads."""
+    import pyarrow.json
+    import pyarrow.parquet as pq
 
-    kind = "parquet" if file.endswith(".parquet") else "json"
     try:
-        first = pyarrow.dataset.dataset(file, format=kind).head(1, columns=[column])
-        prompt = first.to_pylist()[0][column]
+        if file.endswith(".parquet"):
+            batch = next(pq.ParquetFile(file).iter_batches(1, columns=[column]))
+        else:
+            batch = pyarrow.json.open_json(file).read_next_batch()
+        prompt = batch.column(column)[0].as_py()
     except (OSError, ValueError, LookupError):  # of another kind; verl will say so
         return
-    if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
+    messages = prompt if isinstance(prompt, list) else []
+    keys = [{*message} if isinstance(message, dict) else set() for message in messages]
+    if messages and all(each >= {"role", "content"} for each in keys):
         return
     raise ValueError(
         f"{key}: expected a list of messages in the column {column!r} (data.prompt_key) of {path}, "
         "such as [{'role': 'user', 'content': 'What is 2 + 3?'}], found "
         f"{reprlib.repr(prompt)}. Write each prompt as such a list."
     )
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and {"role", "content"} <= value.keys()

@@ -15,7 +15,7 @@ GRACE_SECONDS = 20.0
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the training at a polite kill or a closed terminal as at Ctrl-C, but not under nohup."""
+    """End the run on SIGTERM or a closed terminal as on Ctrl-C, but not under nohup."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -32,7 +32,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def terminate(driver: subprocess.Popen[bytes]) -> None:
-    """End a driver, which leads a session, as Ctrl-C would, and then what it left behind."""
+    """End a driver, which leads a session, as Ctrl-C would, and then the processes that it left."""
     if driver.poll() is None:
         os.killpg(driver.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -49,14 +49,14 @@ def terminate(driver: subprocess.Popen[bytes]) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session, without zombies.
+    """Return the processes of a session, without zombies.
 
     No other session gets its number while one of them is there.
     """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            # proc(5): behind the name, which may hold anything, are state, parent, group, session.
+            # proc(5): after the name, which may hold anything, are state, parent, group, session.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state != "Z":
                 found.append(int(entry.name))

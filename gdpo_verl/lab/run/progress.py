@@ -1,4 +1,4 @@
-"""A line for each step of a training that writes metrics.jsonl and train.log."""
+"""Print a line for each step of a run that writes metrics.jsonl and train.log."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def follow(
     label: str,
     questions: str = "",
 ) -> None:
-    """Show how far a training is until its process ends.
+    """Show the progress of a run until its process ends.
 
-    A line a step; with each component its mean and the share of groups in which it does not vary
-    ("constant"). Before the first step a line a phase and minute. The plug-in's warnings and alerts
-    (`gdpo_verl.lab.rundir.alerts`) get one line each, once.
+    Each step has a line, with the mean of each component and the share of groups in which it is
+    constant. Before the first step each phase and each minute has a line. Each warning and alert of
+    the plug-in (`gdpo_verl.lab.rundir.alerts`) has one line.
 
     Args:
-      run: the run directory, without metrics of an earlier launch.
+      run: the run directory, without metrics of an earlier start.
       total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
-      is_alive: whether the training's process still runs.
+      is_alive: whether the process of the run has not ended.
       label: the run's name on the line.
-      questions: how many are answered, in words, where no step is taken.
+      questions: the number of prompts, in words, where no step is taken.
     """
     state = _State(total_steps, questions)
     metrics = _Tail(run / layout.METRICS)
@@ -89,7 +89,7 @@ def follow(
 
 
 class _State:
-    """The state of the training so far."""
+    """The state of the run so far."""
 
     def __init__(self, total_steps: int, questions: str) -> None:
         self.total_steps = total_steps
@@ -107,7 +107,7 @@ class _State:
         self.warnings: set[str] = set()
 
     def see_log(self, line: str) -> str | None:
-        """Take in a line of the log; returns a warning of the plug-in that is new."""
+        """Read a line of the log; return a warning of the plug-in that is new."""
         for pattern, phase in self.phases:
             if pattern.search(line):
                 self.phase = phase
@@ -121,7 +121,7 @@ class _State:
         return match[1]
 
     def see_metrics(self, step: int, data: Metrics) -> Iterator[str]:
-        """Take in a step; yields its line, and alerts that begin, also for a second time."""
+        """Read a step; yield its line, and alerts that begin, also for a second time."""
         if only_validation(data):
             self.answered = True
             return
@@ -149,7 +149,7 @@ class _State:
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:
-        """The text behind the step: each reward, its share of constant groups, pace, time."""
+        """Return the text after the step: each component, its constant groups, pace, time."""
         last = self.recent[self.step]
         parts = []
         for key, value in last.items():
@@ -168,7 +168,7 @@ class _State:
         return ", ".join(parts)
 
     def verdict(self) -> str:
-        """The last line, once the process has ended."""
+        """Return the last line, when the process has ended."""
         if self.questions and self.answered:
             return f"answered {self.questions} in {self.elapsed}"
         if not self.recent:
@@ -180,7 +180,7 @@ class _State:
 
 
 class _Tail:
-    """Reads the whole lines that were added to a file since the last look."""
+    """Read the complete lines that were added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -62,7 +62,7 @@ def submit(
     accept_changed_files: bool = False,
     ray_options: Sequence[str] = (),
 ) -> int:
-    """Submit a training by ``ray job submit``, which shows its log; returns its exit status.
+    """Submit a run with ``ray job submit``, which shows its log; return its exit status.
 
     What is not named here is as for `launch.train`, with a `run` where every node can write.
 
@@ -81,8 +81,8 @@ def submit(
     config_dir = config_dir and config_dir.absolute()
     if not run.is_absolute():
         raise SubmitError(
-            f"--run: {str(run)!r} is relative, but the job has another working directory; name a "
-            "directory that every node can write, from its root"
+            f"--run: expected an absolute path, found {str(run)!r}. The job has another working "
+            "directory. Give the full path of a directory that every node can write"
         )
     overrides = absolute(recipe, overrides, working_dir, config_dir)
     # A node needs each file that is not fetched from elsewhere; a model's name may be a hub's id.
@@ -183,10 +183,10 @@ def _modules(stage: Path, upload: bool) -> list[str]:
         return [str(check)]
     without_caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(gdpo_verl.__file__).parent, package, ignore=without_caches)
-    # In a checkout the recipes are beside the package.
+    # In a checkout the recipes are next to the package.
     recipes = composition.recipes_directory()
     shutil.copytree(recipes, package / "recipes", ignore=without_caches, dirs_exist_ok=True)
-    # verl and vLLM find a plug-in by the metadata beside the package.
+    # verl and vLLM find a plug-in by the metadata next to the package.
     metadata = stage / f"gdpo_verl-{__version__}.dist-info"
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):

@@ -136,7 +136,7 @@ def sift(
         except ValueError as error:
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
             sifted.rejected.append({**record.place, "kind": kind, "reason": str(error)})
-            sifted.by_split.setdefault(record.split, [])  # without one good row it is refused
+            sifted.by_split.setdefault(record.split, [])  # without one good row it is rejected
         else:
             sifted.by_split.setdefault(record.split, []).append(row)
     return sifted
@@ -150,8 +150,8 @@ def _refusal(name: str, source: RecordSource, sifted: Sifted) -> str:
     shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in sifted.rejected[:3]]
     return (
         f"{where}: of {sifted.read} rows {len(sifted.rejected)} cannot be used ({how})"
-        f"{elsewhere}; more than half, or a whole split. Is it the right data? Nothing was written."
-        + "".join(shown)
+        f"{elsewhere}. That is more than half of the rows, or a complete split. Is it the right "
+        f"data? Nothing was written.{''.join(shown)}"
     )
 
 

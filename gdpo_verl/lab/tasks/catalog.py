@@ -26,7 +26,7 @@ class DataSet:
     source: Literal["hub", "given", "own", "any"] = "hub"
     trained: bool = True  # false for what is only asked: one split, all of it test
     shots: bool = False  # it takes worked examples as earlier turns
-    several: bool = False  # its module makes several, and is told the name
+    several: bool = False  # its module makes several, and gets the name
 
 
 @cache
@@ -69,11 +69,11 @@ def prepare(
     if data_set.source != "own":
         options["source"] = source
     elif source is not None or validation is not None:
-        refused = "--from" if source is not None else "--validation"
-        raise ValueError(f"{refused}: {name} makes its own rows and takes none")
+        option = "--from" if source is not None else "--validation"
+        raise ValueError(f"{option}: {name} makes its own rows and takes none")
     if validation is not None:
         if not data_set.trained:
-            raise ValueError(f"--validation: nothing is held out of {name}, which is all test")
+            raise ValueError(f"--validation: {name} is a benchmark, of which nothing is held out")
         options["validation"] = validation
     if data_set.shots:
         options["shots"] = shots
@@ -86,14 +86,14 @@ def prepare(
         options["length"] = PromptLength(model, most)
     elif max_prompt_length is not None:
         raise ValueError(
-            "--max-prompt-length: counts tokens; give --model too, the model to be trained"
+            "--max-prompt-length: this option counts tokens. Give --model, the model to be trained"
         )
     module = importlib.import_module(data_set.module)
     return dict(module.prepare(out_dir, **options))
 
 
 def prepare_command_of(path: str | Path) -> str | None:
-    """The command that writes the file at ``path``, told by its folder's name.
+    """The command that writes the file at ``path``, recognised by its folder's name.
 
     >>> prepare_command_of("data/gsm8k/train.parquet")
     'gdpo-verl prepare gsm8k'

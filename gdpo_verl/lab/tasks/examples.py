@@ -23,7 +23,7 @@ class Example:
       messages: the prompt.
       ground_truth: as a text, which the task's reward reads.
       calls: of the right answer, where it calls tools.
-      extra_info: what its row holds beside index and split.
+      extra_info: what its row holds in addition to index and split.
       source: its data_source; "" of one that is drawn.
       place: file and row, for people; "" of one that is drawn.
     """

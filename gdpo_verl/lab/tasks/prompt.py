@@ -46,7 +46,7 @@ _TOOLS = re.compile(r"^1\. Name: .*^Parameters: [^\n]*\n", re.DOTALL | re.MULTIL
 
 @dataclass(frozen=True)
 class PromptFrame:
-    """The fixed texts of a system message, before and behind the tools."""
+    """The fixed texts of a system message, before and after the tools."""
 
     header: str = HEADER
     footer: str = FOOTER

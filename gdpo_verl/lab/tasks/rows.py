@@ -85,7 +85,7 @@ class PromptLength:
                 )
             )
         except TemplateError as error:
-            raise BadRow("prompt", f"the chat template refuses the prompt: {error}") from error
+            raise BadRow("prompt", f"the chat template rejects the prompt: {error}") from error
         if tokens > self.most:
             raise BadRow("prompt_too_long", f"the prompt has {tokens} tokens, {self.most} fit")
 
@@ -152,7 +152,7 @@ def write_dataset(
     """Write ``<split>.parquet`` for each split, then ``provenance.json``.
 
     The provenance comes last and holds each file's SHA-256: where it is present and agrees, the
-    set is whole. The same rows give the same bytes.
+    set is complete. The same rows give the same bytes.
 
     Returns:
       the provenance as written, with the package version, and rows and SHA-256 of each file.
@@ -167,7 +167,7 @@ def write_dataset(
     out_dir.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Any]] = {}
     with ExitStack() as pending:
-        # Entered first, it gets its name last: a folder with a provenance is whole.
+        # Entered first, it gets its name last: a folder with a provenance is complete.
         record = pending.enter_context(replacing(out_dir / PROVENANCE))
         for split, rows in splits.items():
             path = pending.enter_context(replacing(out_dir / f"{split}.parquet"))

@@ -31,7 +31,7 @@ _SPLITS = {
 # train, gsm8k-train, train-00000-of-00002-ab12: but not train_socratic.
 _SPLIT_NAME = re.compile(rf"(?:.*[-_.])?({'|'.join(_SPLITS)})(?:[-_.]\d.*)?")
 _COMMIT = re.compile("[0-9a-f]{40}")
-# What `datasets` and `prepare` write beside the data.
+# What `datasets` and `prepare` write next to the data.
 _NO_DATA = ("dataset_info", "dataset_infos", "dataset_dict", "state", "provenance")
 
 
@@ -69,7 +69,7 @@ def open_source(source: str, *, config: str | None = None) -> RecordSource:
 
     Raises:
       FileNotFoundError, ConnectionError: it is not there.
-      ValueError: it cannot be told what to read, or, while rows are read, a file is damaged.
+      ValueError: it is not clear what to read, or, while rows are read, a file is damaged.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -141,7 +141,7 @@ def _read_files(files: list[Path], root: Path, *, splits: bool) -> Iterator[Reco
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"--from: {str(file)!r} cannot be read as {file.suffix[1:]}, at or after row "
-                f"{row}: {error}. Mend the file or take the row out"
+                f"{row}: {error}. Correct the file or remove the row"
             ) from error
 
 
@@ -218,7 +218,7 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
 
 @contextmanager
 def hub_errors(option: str, given: str, kind: Literal["data set", "model"]) -> Iterator[None]:
-    """Raise ConnectionError, with the remedy, where the hub cannot be reached or refuses.
+    """Raise ConnectionError, with the remedy, where the hub cannot be reached or rejects it.
 
     ``option`` is the one that named ``given``, a hub id, if need be with ``@`` and a revision.
     """
@@ -229,7 +229,7 @@ def hub_errors(option: str, given: str, kind: Literal["data set", "model"]) -> I
         yield
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise ConnectionError(
-            f"{option}: the hub refuses {given!r}: {first_line(error)}. Is the id right? It is not "
+            f"{option}: the hub rejects {given!r}: {first_line(error)}. Is the id right? It is not "
             f"a path here either. For a private or gated {kind}, log in with `hf auth login` and "
             "accept its terms."
         ) from error
