@@ -16,7 +16,7 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def mgda(d: Decomposition) -> Tensor:
-    """The shortest convex combination of the rewards' normalised advantages.
+    """Compute the shortest convex combination of the rewards' normalised advantages.
 
     A_i = sum_k alpha_k z[i, k],  alpha = argmin |sum_k alpha_k z_k|^2, alpha_k >= 0, sum alpha = 1
 

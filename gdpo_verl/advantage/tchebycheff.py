@@ -15,7 +15,7 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def tchebycheff(d: Decomposition, *, rho: float = 0.05) -> Tensor:
-    """The augmented Tchebycheff scalarisation, under GRPO's normalisation.
+    """Compute the augmented Tchebycheff scalarisation with GRPO's normalisation.
 
     d[i, k] = w_k (high_k - r[i, k]) / (high_k - low_k);  s_i = -(max_k d[i, k] + rho sum_k d[i, k])
 

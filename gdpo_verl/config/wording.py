@@ -37,8 +37,8 @@ VERL = Wording(
     root="algorithm",
     rewards="algorithm.gdpo_reward_keys",
     group_size="actor_rollout_ref.rollout.n",
-    components="Set algorithm.gdpo_reward_keys=[...] (with a leading + if your configuration is no "
-    "recipe of ours), or declare them with gdpo_verl.rewards.declares. A decorator above that one "
+    components="Set algorithm.gdpo_reward_keys=[...] (with a leading + outside of our recipes), or "
+    "declare them with gdpo_verl.rewards.declares. A decorator above that one "
     "must use functools.wraps, or the declaration is lost.",
     ranges="Declare them with @declares(Component(name, low, high)) of gdpo_verl.rewards on the "
     "reward function.",

@@ -26,7 +26,7 @@ class ParseError(IntEnum):
     UNCLOSED = 3  # the thought, the answer, the last box or a block of calls has no end
     NOT_JSON = 4  # between the call tags
     NOT_A_CALL = 5  # JSON, but name or parameters missing or of the wrong type, or no call
-    DUPLICATE_KEY = 6  # in one object, whose value nobody knows
+    DUPLICATE_KEY = 6  # in one object, so that its value is not clear
     NOT_FINITE = 7  # NaN, Infinity, or a number beyond the range of a double
     TOO_DEEP = 8  # nested deeper than the interpreter's recursion limit
     GROUND_TRUTH = 9  # the fault is in the row, not in the response

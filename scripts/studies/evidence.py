@@ -202,7 +202,7 @@ def read(name: str, folder: Path = EVIDENCE) -> Runs:
 
 
 def steps_of(run: Mapping[str, Any]) -> Run:
-    """Each step of a kept run with the metrics that it has."""
+    """Return each step of a stored run with its metrics."""
     steps = []
     for i, step in enumerate(run["steps"]):
         found = {key: values[i] for key, values in run["metrics"].items() if values[i] is not None}

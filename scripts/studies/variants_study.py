@@ -63,7 +63,7 @@ def noisy(bits: Tensor, draws: Tensor) -> Tensor:
 
 
 def graded(bits: Tensor, draws: Tensor) -> Tensor:
-    """A format, and a correctness from -3 to 3 that needs it; four bits decide the correctness."""
+    """Reward a format, and a correctness from -3 to 3 that needs it and follows from four bits."""
     form = bits[..., :1]
     grade = bits[..., 1:].mean(-1, keepdim=True)
     return torch.cat([form, 6 * form * grade - 3], -1)

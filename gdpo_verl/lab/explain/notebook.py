@@ -81,7 +81,7 @@ def pictures(titles, ylabel, trainings):
 
 @app.function
 def slider(low, high, step, value, label, *, slow=False):
-    """A slider that reacts while it moves, or, if something is trained, when it is released."""
+    """Make a slider that reacts while it moves, or if `slow` when it is released."""
     return mo.ui.slider(low, high, step, value=value, label=label, show_value=True, debounce=slow)
 
 

@@ -166,7 +166,7 @@ class Training:
         return self.quality.amin(dim=2)
 
     def each(self, index: int) -> Tensor:
-        """One of the qualities: shape (epochs, S)."""
+        """Return one of the qualities: shape (epochs, S)."""
         return self.quality[:, :, index]
 
 
