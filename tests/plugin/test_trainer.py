@@ -124,7 +124,7 @@ def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> N
 
 def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
     without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
-    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
+    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: expected declared"):
         seams._init_dataloader(verls, trainer)
 
 
