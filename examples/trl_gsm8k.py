@@ -1,12 +1,12 @@
 """GSM8K in TRL with GDPO or GRPO: the run that GDPO's authors publish, in one file.
 
-    python examples/trl_gsm8k.py gdpo                       # and grpo: its control
+    python examples/trl_gsm8k.py gdpo                       # or grpo, the baseline
     accelerate launch examples/trl_gsm8k.py gdpo            # on several GPUs
     gdpo-verl report runs/trl/gdpo runs/trl/grpo            # where gdpo-verl[report] is installed
 
-Qwen2.5-1.5B-Instruct, one epoch of 32 prompts with 16 responses a step; correctness, integer and
-format, each 0 or 1. Any option of TRL's `GRPOConfig` overrules a setting. Needs TRL 1.16, and an
-environment without verl, which cannot train beside it.
+Qwen2.5-1.5B-Instruct, one epoch of 32 prompts with 16 responses per step; correctness, integer and
+format, each 0 or 1. Any option of TRL's `GRPOConfig` overrides a setting. It needs TRL 1.16 in an
+environment without verl, because the two cannot be installed together.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ PROMPTS, GROUP, MICRO_BATCH = 32, 16, 16
 
 @dataclass
 class Arguments:
-    """The options of the command line: the model and its data."""
+    """The options of the command line for the model and its data."""
 
     model: str = "Qwen/Qwen2.5-1.5B-Instruct"
     data: str | None = field(
         default=None,
         metadata={
-            "help": "JSON lines of question and answer, or a parquet file of gdpo-verl prepare; "
-            "default: openai/gsm8k on the hub"
+            "help": "the training data: JSON lines with question and answer, or a parquet file of "
+            "gdpo-verl prepare; default: openai/gsm8k from the hub"
         },
     )
-    strict: bool = field(default=True, metadata={"help": "False: the published rules"})
+    strict: bool = field(
+        default=True, metadata={"help": "use the strict rules (default), else the published rules"}
+    )
 
 
 def reward(component: str, strict: bool) -> Callable[..., list[float]]:
-    """One component of the GSM8K reward as TRL calls it."""
+    """Return one component of the GSM8K reward as a reward function of TRL."""
 
     def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         texts = [completion[0]["content"] for completion in completions]
@@ -59,7 +61,7 @@ def reward(component: str, strict: bool) -> Callable[..., list[float]]:
 
 
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's question behind the system message, or the prompt that it has in verl's columns."""
+    """Return a row's question after the system message, or the prompt in verl's columns."""
     if "reward_model" in row:
         return {"prompt": row["prompt"], "answer": row["reward_model"]["ground_truth"]}
     turns = (("system", SYSTEM), ("user", row["question"]))
@@ -69,11 +71,11 @@ def conversation(row: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     estimator = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if estimator not in TRAINERS:
-        sys.exit(f"expected {' or '.join(TRAINERS)} as the first word, found {estimator!r}")
+        sys.exit(f"expected {' or '.join(TRAINERS)} as the first argument, found {estimator!r}")
     parser = TrlParser((Arguments, GRPOConfig))
     parser.set_defaults(
         output_dir=f"runs/trl/{estimator}",
-        # The step's batch, by whatever number of processes there is.
+        # The batch of a step, divided by the number of processes.
         per_device_train_batch_size=MICRO_BATCH,
         gradient_accumulation_steps=max(
             1, PROMPTS * GROUP // MICRO_BATCH // int(os.environ.get("WORLD_SIZE", "1"))

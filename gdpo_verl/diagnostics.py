@@ -1,8 +1,8 @@
 """Statistics of each reward component in a batch: pure functions of rewards and groups.
 
-Each mean is `Weighted` by how much it was taken over: verl averages metrics over the
-mini-batches of a step, and a mean over one scored row is not to count like one over a hundred.
-A `decomposition` is of B rows and K components; `keys` are the names of the components.
+Each mean is `Weighted` by the number of values in it. verl averages metrics over the mini-batches
+of a step, and a mean over one scored row must not count as much as a mean over a hundred rows. A
+`decomposition` has B rows and K components; `keys` are the names of the components.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 
 class Weighted(float):
-    """A statistic, and the number of rows, groups or whatever else it is a mean over.
+    """A statistic, and the number of rows, groups or other items in the mean.
 
-    The mean of several, each with its weight, is the statistic of all of them together; of a
-    standard deviation it is the mean deviation within them.
+    The weighted mean of several statistics is the statistic of all items together. For standard
+    deviations it is the mean deviation within the parts.
     """
 
     weight: float
@@ -42,7 +42,7 @@ class Weighted(float):
 
     @classmethod
     def of(cls, total: float, weight: float) -> Weighted:
-        """The mean of what adds up to `total`; 0 of nothing."""
+        """Return the mean of values that add up to `total`; 0 where there are none."""
         return cls(total / (weight or 1.0), weight)
 
     def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
@@ -57,16 +57,16 @@ def batch_metrics(
     trains: bool = True,
     by_turn: TurnDecomposition | None = None,
 ) -> dict[str, float]:
-    """Compute a batch's metrics but for those of its answers (`parse_error_metrics`).
+    """Compute the metrics of a batch, except those of `parse_error_metrics`.
 
     Args:
-      objective: whose components and settings the decomposition has.
+      objective: the components and settings of the decomposition.
       failed_sessions: as in `coverage_metrics`.
-      trains: its advantage is the one that trains; else GRPO's is, on the same weighted sum.
-      by_turn: the decomposition of the turns, where their advantages train.
+      trains: the decomposition's advantage trains the model; else GRPO's does, on the same sum.
+      by_turn: the decomposition of the turns, where their advantages train the model.
     """
     keys = objective.keys
-    # A reward is reported as it was returned, its effect as the conditions leave it.
+    # A reward is reported as it was returned; its effect is reported after the conditions.
     metrics = component_metrics(
         decomposition.raw, decomposition.groups, keys, ranges=objective.ranges
     )
@@ -79,7 +79,7 @@ def batch_metrics(
     metrics |= influence_metrics(decomposition, advantage, keys)
     if trains:
         step = trained.batch_step
-        # Where a group in which nothing varies ends: its 0 is moved by the batch's mean.
+        # The advantage of a dead group: its 0 is moved by the mean of the batch.
         metrics[names.WHITEN_SHIFT.key] = -step.mean * step.factor
         if step.whitened:
             metrics[names.WHITEN_GAIN.key] = step.factor
@@ -99,14 +99,14 @@ def component_metrics(
 ) -> dict[str, float]:
     """Statistics of each component: `names.MEAN` to `names.UNSCORED`.
 
-    Those under ``rewards/`` are named as TRL's. `names.UNSCORED` is alone where no row has the
-    component; `names.SATURATION` needs its range, and is left outside 0 to 1 when rewards lie
-    outside of it.
+    The metrics under ``rewards/`` have the names of TRL's. Where no row has the component, only
+    `names.UNSCORED` is returned. `names.SATURATION` needs the range of the component, and is not
+    limited to 0 to 1 when rewards lie outside of the range.
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, or a tensor of shape (B,).
-      ranges: low and high > low by component, in reward units, where both are declared.
+      ranges: (low, high) of each component that declares both, in reward units, low < high.
     """
     ranges = ranges or {}
     values = rewards.to(torch.float64)
@@ -126,7 +126,7 @@ def component_metrics(
         metrics |= {
             names.MEAN.of(key): Weighted(float(present.mean()), n),
             names.STD.of(key): Weighted(float(present.std()) if n > 1 else 0.0, n),
-            # Not weighed: the extremes of several mini-batches are verl's minimum and maximum.
+            # Not weighted: verl takes the minimum and the maximum over several mini-batches.
             names.MIN.of(key): float(present.min()),
             names.MAX.of(key): float(present.max()),
             names.CONSTANT_GROUPS.of(key): Weighted.of(scored - moving, scored),
@@ -139,9 +139,9 @@ def component_metrics(
 
 
 def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str, float]:
-    """The spread of a component from turn to turn: `names.TURN_SPREAD`.
+    """Compute the spread of a component from turn to turn: `names.TURN_SPREAD`.
 
-    Absent where no response has two turns that are scored.
+    The result is empty where no response has two scored turns.
 
     Args:
       lists: the component of each response; None and NaN where not scored.
@@ -158,19 +158,19 @@ def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str,
 
 
 def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
-    """Each component's share of the decoupled advantage, and conflicts between components.
+    """Compute each component's share of the advantage, and conflicts between components.
 
     With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
 
     `names.ADVANTAGE_SHARE` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|, 0 for all components when
     nothing varies;
-    `names.SIGN_CONFLICTS`, the share of rows in which one term lies above `DISTINCT_TOLERANCE` and
+    `names.SIGN_CONFLICTS`, the share of rows in which one term is above `DISTINCT_TOLERANCE` and
     another below its negative, in units of the largest weight.
     """
     terms = decomposition.terms
     sizes = terms.abs().sum(dim=0)
     total = float(sizes.sum())
-    # The total is the weight: a mini-batch in which little varies says little about the shares.
+    # The total is the weight, because a mini-batch in which little varies says little about shares.
     metrics: dict[str, float] = {
         names.ADVANTAGE_SHARE.of(key): Weighted.of(size, total)
         for key, size in zip(keys, sizes.tolist(), strict=True)
@@ -182,13 +182,13 @@ def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> d
 
 
 def coverage_metrics(decomposition: Decomposition, failed_sessions: int = 0) -> dict[str, float]:
-    """Groups, rows and sessions that teach GDPO nothing, as shares.
+    """Compute the shares of groups, rows and sessions that teach GDPO nothing.
 
-    `names.SINGLETON_GROUPS`, of one row, scored or not; `names.UNSCORED_ROWS`;
-    `names.FAILED_SESSIONS`, in failed sessions and rows together.
+    `names.SINGLETON_GROUPS`, groups of one row, scored or not; `names.UNSCORED_ROWS`;
+    `names.FAILED_SESSIONS`, the share among failed sessions and rows together.
 
     Args:
-      failed_sessions: those that left no row.
+      failed_sessions: the number of sessions that left no row.
     """
     codes, number = decomposition.groups
     single = codes.bincount(minlength=number) == 1
@@ -201,14 +201,14 @@ def coverage_metrics(decomposition: Decomposition, failed_sessions: int = 0) -> 
 
 
 def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
-    """The shares of rows whose answers could not be read, by reason.
+    """Compute the shares of rows whose response could not be parsed, per reason.
 
-    `names.PARSE_ERROR_SHARE`, and `names.PARSE_ERROR_CODE` of each code that occurs: one that is
-    absent is 0. Empty when no row has a code.
+    `names.PARSE_ERROR_SHARE`, and `names.PARSE_ERROR_CODE` for each code that occurs. A code that
+    is missing has the share 0. The result is empty when no row has a code.
 
     Args:
-      codes: what the reward returned as `parse_error` for each row, 0 for none; None
-        where it returned nothing of the name.
+      codes: what the reward function returned as `parse_error` for each row, 0 for no error;
+        None where it returned no such key.
 
     >>> parse_error_metrics([0, 4, 4, 1])[names.PARSE_ERROR_CODE.of(4)]
     0.5
@@ -225,11 +225,11 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
 
 
 def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
-    """Mean number of distinct advantages within a group, NaN rows left out.
+    """Return the mean number of distinct advantages within a group, without NaN rows.
 
-    In order of size, two neighbours are distinct when they differ by more than
-    `DISTINCT_TOLERANCE`; what lies closer, one to the next, counts as one. GRPO's
-    number below GDPO's on the same rewards is advantage collapse.
+    Two neighbours in order of size are distinct when they differ by more than
+    `DISTINCT_TOLERANCE`; closer ones count as one. When GRPO has fewer distinct advantages than
+    GDPO on the same rewards, its advantages have collapsed.
 
     Args:
       advantage: shape (B,), unitless, before whitening.
@@ -239,7 +239,7 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
     live = ~advantage.isnan()
     if not bool(live.any()):
         return Weighted(0.0, 0)
-    # By group, and within a group by size: then the distinct ones are the steps between rows.
+    # Sorted by group, and within a group by size, each new advantage is a step between two rows.
     values, by_value = advantage[live].sort()
     codes, by_group = groups[live][by_value].sort(stable=True)
     values = values[by_group]
@@ -249,8 +249,9 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
 
 
 def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
-    """The numbers of `distinct_advantages` in these groups, by GRPO and by GDPO."""
-    # Without the deviations GRPO's advantage grows with the weights; GDPO's is in their unit.
+    """Compute `distinct_advantages` in these groups for GRPO and for GDPO."""
+    # Without division by the deviations, GRPO's advantage grows with the weights. GDPO's is in
+    # units of the largest weight.
     unit = 1.0 if decomposition.scale else decomposition.largest_weight
     summed = torch.where(decomposition.has_advantage, decomposition.grpo / unit, torch.nan)
     groups = decomposition.groups
@@ -261,19 +262,19 @@ def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
 
 
 def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[str, float]:
-    """Shares of the groups in which other rewards are trained and the outcome says nothing.
+    """Compute the shares of groups in which the outcome is constant and other rewards train.
 
-    `names.PHANTOM_GROUPS`, the groups in which the outcome is the same for all, another reward with
-    a weight varies, and no gate keeps it from being trained;
-    `names.GATED_GROUPS`, those that the gate leaves without advantage, where there is one.
-    Empty where `outcome`, its column, is None.
+    `names.PHANTOM_GROUPS`, the groups in which the outcome is constant, another reward with a
+    weight varies, and no gate excludes it from training;
+    `names.GATED_GROUPS`, the groups that a gate leaves without advantage, where there is a gate.
+    The result is empty where `outcome`, the column of the outcome, is None.
     """
     if outcome is None:
         return {}
     spread = decomposition.spread
     groups = decomposition.groups
     same = Gate(outcome).closed(spread)
-    # A component of weight 0 trains nothing, however much it varies.
+    # A component with weight 0 trains nothing, even if it varies.
     others = spread.group_varies & (decomposition.weights != 0)
     closed = decomposition.gated
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
@@ -287,19 +288,19 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
 def influence_metrics(
     decomposition: Decomposition, advantage: Tensor, keys: Sequence[str]
 ) -> dict[str, float]:
-    """Measure how an advantage moves each reward, and how noisy the decoupled sum is.
+    """Measure how an advantage moves each reward, and how noisy GDPO's sum is.
 
-    Over the rows that carry an advantage:
+    Over the rows that have an advantage:
 
-    `names.INFLUENCE` = Cov(A, z_k), z 0 where not scored: a small step along A
-    changes the mean of reward k, in units of its deviations within groups, in proportion to it
-    (https://arxiv.org/abs/2602.06869). Below 0 it is unlearned;
+    `names.INFLUENCE` = Cov(A, z_k), with z = 0 where not scored. A small step along A changes the
+    mean of reward k, in units of its deviations within groups, in proportion to the influence
+    (https://arxiv.org/abs/2602.06869). With a negative influence the reward falls;
     `names.NOISE_FLOOR`, the variance of sum_k w_k z_k within a group, w' C w with the group's
     correlations C, averaged over the groups of two rows or more: sum_k w_k^2 for independent
-    rewards, (sum_k |w_k|)^2 for one and the same, 0 where they cancel or nothing varies.
+    rewards, (sum_k |w_k|)^2 for equal rewards, 0 where they cancel or nothing varies.
 
     Args:
-      advantage: of the estimator that trains, shape (B,).
+      advantage: the advantage of the estimator that trains the model, shape (B,).
     """
     largest = decomposition.largest_weight
     n = int(decomposition.has_advantage.sum())
@@ -309,7 +310,7 @@ def influence_metrics(
         for key, value in zip(keys, influences.tolist(), strict=True)
     }
     spread = Spread((decomposition.combined * largest)[:, None], decomposition.groups)
-    # Each row's share of its group: the sum over the rows is one over the groups.
+    # Each row has its share of its group, so that a sum over rows is a sum over groups.
     share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)
     groups = float(share.sum())
     total = float((share * spread.std.square()).sum())
@@ -318,21 +319,21 @@ def influence_metrics(
 
 
 def influence_terms(decomposition: Decomposition, advantage: Tensor) -> Tensor:
-    """A z_k of each row that carries an advantage, 0 of the others: shape (B, K).
+    """Return A z_k for each row that has an advantage, and 0 for other rows: shape (B, K).
 
-    Their mean is Cov(A, z_k): each z has the mean 0 over these rows, so that the advantage's own
-    mean does not matter.
+    The mean is Cov(A, z_k): each z has the mean 0 over these rows, so the mean of the advantage
+    does not matter.
     """
     kept = torch.where(decomposition.has_advantage, advantage, 0.0)
     return kept[:, None] * decomposition.normalized.nan_to_num(0.0)
 
 
 def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
-    """The chosen variant beside GDPO and GRPO; empty for GDPO itself.
+    """Compare the chosen variant with GDPO and GRPO; the result is empty for GDPO itself.
 
     `names.ZERO_ROWS`, the share of responses to which it gives 0; `names.AGREES_WITH_GDPO` and
-    `names.AGREES_WITH_GRPO`, the correlation of its advantages with theirs over the responses,
-    absent where one of the two is constant.
+    `names.AGREES_WITH_GRPO`, the correlation of its advantages with those of GDPO and GRPO over the
+    responses. A correlation is missing where one of the two is constant.
     """
     if decomposition.variant is GDPO:
         return {}
@@ -346,7 +347,7 @@ def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
     for metric, other in others:
         pair = torch.stack([found, other])
         pair = pair - pair.mean(dim=1, keepdim=True)
-        # torch.corrcoef has NaN for a constant, as all advantages of a silent batch are.
+        # torch.corrcoef returns NaN for a constant, as in a batch in which nothing varies.
         lengths = pair.square().sum(dim=1).sqrt()
         if bool((lengths > 0).all()):
             correlation = float((pair[0] / lengths[0]) @ (pair[1] / lengths[1]))

@@ -1,4 +1,4 @@
-"""The one meaning of "the same advantage"."""
+"""The definition of "the same advantage"."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Sequence
 
 DISTINCT_TOLERANCE = 1e-4
-"""In order of size, neighbours that differ by no more are the same advantage.
+"""Neighbours in order of size that differ by at most this number are the same advantage.
 
-The estimator takes as much for noise (`gdpo_verl.advantage.NOISE_FLOOR`): of components that
-cancel, the groups' epsilon leaves a rest.
+The estimator treats the same size as noise (`gdpo_verl.advantage.NOISE_FLOOR`), because components
+that cancel leave a small remainder, which comes from the groups' epsilon.
 """
 
 
 def levels(advantages: Sequence[float]) -> list[int]:
-    """The number of each response's advantage, counted from the smallest of the group.
+    """Number the distinct advantages of a group from the smallest, for each response.
 
     >>> levels([0.5, -1.0, 0.50004, 0.7])
     [1, 0, 1, 2]

@@ -1,6 +1,6 @@
-"""The recipes, one folder a task, in the wheel as `gdpo_verl.recipes`.
+"""The recipes, one folder per task, in the wheel as `gdpo_verl.recipes`.
 
-A folder's package declares the data sets that `gdpo-verl prepare` writes for it (`DATA_SETS`);
-beside it stand the modules that make their rows, the configurations, and in ``cases.jsonl`` what
-its rewards promise.
+The package of a folder declares the data sets that `gdpo-verl prepare` writes for it (`DATA_SETS`).
+The folder also contains the modules that make their rows, the configurations, and ``cases.jsonl``
+with examples of what its rewards return.
 """

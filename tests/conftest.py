@@ -1,4 +1,4 @@
-"""What every test has, in whichever room: their order, and a process as they expect it."""
+"""Settings of all tests: their order, and the state of the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-# verl, torch and vLLM are a million objects to go through, and were a tenth of the tests' time.
+# The collector visits a million objects of verl, torch and vLLM, which took a tenth of the time.
 gc.set_threshold(100_000)
 
-# Container images often forbid it; compiling verl anew in each process takes a third of the time.
+# Container images often forbid it; compiling verl again in each process takes a third of the time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# An installed copy would pass for a checkout that is broken.
+# With an installed copy, the tests of a broken checkout would pass.
 _checkout = Path(__file__).resolve().parents[1]
 _found = find_spec("gdpo_verl")
 if _found is None or _found.origin != str(_checkout / "gdpo_verl" / "__init__.py"):
@@ -29,7 +29,7 @@ if _found is None or _found.origin != str(_checkout / "gdpo_verl" / "__init__.py
         "--import-mode."
     )
 
-# A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
+# A background job of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # pytest's workers begin with the files that take longest.
@@ -57,12 +57,12 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, whole, and the clusters last, which would wait for the chaos."""
+    """Put the longest files first, and the clusters last, because they wait for the others."""
     places = {name: place for place, name in enumerate(LONGEST)} | {"test_cluster.py": 1000}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
 def warnings_for_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """caplog listens at the root, where our warnings do not go since a vLLM would lose them."""
+    """Propagate our warnings to the root logger, where caplog reads; vLLM needs the opposite."""
     monkeypatch.setattr(logging.getLogger("gdpo_verl"), "propagate", True)

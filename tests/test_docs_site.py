@@ -100,7 +100,7 @@ def test_every_public_function_has_its_docstring_on_the_page(pages):
         names |= {f"gdpo_verl.rewards.{module}.{name}" for name in public if not name.isupper()}
     assert names - page.anchors == set()
     assert "gdpo_verl.__version__" in page.text
-    assert "False leaves out the division by the groups' standard deviations" in page.text
+    assert "False omits the division by the groups' standard deviations" in page.text
 
 
 def test_every_command_is_on_the_page(pages, capsys):

@@ -1,4 +1,4 @@
-"""Plain code: one thing a line, nothing that has to be read twice (CONTRIBUTING.md)."""
+"""Plain code: one thing on a line, nothing that must be read twice (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BRANCHES = (*LOOPS, ast.If, ast.IfExp, ast.While, ast.ExceptHandler, ast.Assert)
 
 
 def inside(node: ast.AST, apart: type | tuple[type, ...]) -> Iterator[ast.AST]:
-    """Everything inside a node, except nodes of a type that are looked at by themselves."""
+    """Yield everything inside a node, except nodes of a type that are checked separately."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, apart):
             yield child
@@ -36,7 +36,7 @@ def is_condition(node: ast.AST) -> bool:
 
 
 def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
-    """Lines without the docstring; branches, with each further operand of `and` and `or`."""
+    """Count lines without the docstring, and branches with further operands of `and` and `or`."""
     lines = function.end_lineno - function.lineno + 1
     if ast.get_docstring(function) is not None:
         docstring = function.body[0]
@@ -71,7 +71,7 @@ def faults(node: ast.AST) -> Iterator[str]:
 
 
 def faults_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Each fault of a file, with its file and function."""
+    """Yield each fault of a file, with its file and function."""
     name = path.relative_to(ROOT).as_posix().removeprefix("gdpo_verl/")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         place = f"{name}:{node.name}" if isinstance(node, FUNCTIONS) else name

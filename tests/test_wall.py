@@ -1,4 +1,4 @@
-"""The house: rooms in order, a wall before the laboratory, no circle of files (CONTRIBUTING.md)."""
+"""The import rule: subpackages in order, no library code imports `lab`, no import cycle."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import gdpo_verl
 from gdpo_verl import recipes
 
 ROOT = Path(gdpo_verl.__file__).parent
-# Beside the package in a clone, in it in a wheel.
+# Next to the package in a clone, inside it in a wheel.
 RECIPES = Path(recipes.__file__).parent
 PACKAGE = [path for path in ROOT.rglob("*.py") if RECIPES not in path.parents]
 FILES = [*PACKAGE, *RECIPES.rglob("*.py")]
 
-# A room imports from itself and from rooms before it. The last one is the laboratory, and a
-# recipe's folder a part of it.
+# A subpackage imports from itself and from those before it. The last one is `lab`, and the folders
+# of recipes belong to it.
 ROOMS = (
     "names",
     "distinct",
@@ -39,7 +39,7 @@ STACK = {"hydra", "ray", "transfer_queue", "verl", "vllm"}
 
 
 def place_of(path: Path) -> Path:
-    """The path of a file as a wheel has it, below the package."""
+    """Return the path of a file inside the package, as in a wheel."""
     if RECIPES in path.parents:
         return Path("recipes", path.relative_to(RECIPES))
     return path.relative_to(ROOT)
@@ -51,7 +51,7 @@ def room_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that the file imports, at its top or in a function."""
+    """Yield every module that the file imports, at its top or in a function."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -72,7 +72,7 @@ def test_each_file_is_in_a_room():
 
 def test_no_room_imports_from_a_later_one():
     place = {room: number for number, room in enumerate(ROOMS)}
-    # The package itself hands out the public functions when they are asked for.
+    # The package itself imports the public functions when they are used.
     wrong = [
         f"{place_of(path)} imports {room}"
         for path in FILES

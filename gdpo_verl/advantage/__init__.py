@@ -2,7 +2,7 @@
 
 GDPO (https://arxiv.org/abs/2601.05242) normalises each reward component within its
 group (Eq. 4), adds the results with their weights (Eq. 5 and 7) and whitens the sum over
-the batch (Eq. 6). GRPO, its control, adds first and normalises the sum.
+the batch (Eq. 6). GRPO, the baseline, adds first and normalises the sum.
 
 Dimensions: B responses, K reward components, T tokens. Per-response arithmetic is done in
 float64 on any device; NaN in a reward means *not scored*.

@@ -1,4 +1,4 @@
-"""The arguments that every function of this package takes, checked."""
+"""Checks of the arguments that every function of this package takes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The largest reward: sums over a group, and differences, are then numbers, too.
+# The largest reward. Sums over a group and differences are then finite numbers, too.
 LARGEST = 1e300
 EPSILON = 1e-6
 """Added to the standard deviation of a group, in reward units, unless another is given."""
 
 
 def check_rewards(rewards: Tensor) -> Tensor:
-    """Rewards as float64 of shape (B, K), detached.
+    """Return the rewards as float64 of shape (B, K), detached.
 
     Raises:
-      ValueError: no dense tensor of real numbers, another shape, or a number that is infinite
-        or larger than `LARGEST`.
+      ValueError: the rewards are not a dense tensor of real numbers, have another shape, or
+        contain a number that is infinite or larger than `LARGEST`.
     """
     if not isinstance(rewards, Tensor) or rewards.is_complex():
         raise ValueError(f"rewards: expected a tensor of real numbers, found {type_name(rewards)}")
@@ -31,7 +31,7 @@ def check_rewards(rewards: Tensor) -> Tensor:
         raise ValueError(
             f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}"
         )
-    # Of a small difference between large rewards float32 keeps few digits.
+    # float32 keeps only few digits of a small difference between large rewards.
     values = rewards.detach().to(torch.float64)
     large = values.abs() > LARGEST
     if bool(large.any()):
@@ -44,7 +44,7 @@ def check_rewards(rewards: Tensor) -> Tensor:
 
 
 def check_weights(weights: Sequence[float] | Tensor | None, rewards: Tensor) -> Tensor:
-    """Weights as float64 of shape (K,); all 1 for None."""
+    """Return the weights as float64 of shape (K,); all are 1 for None."""
     size = rewards.shape[1]
     expected = f"weights: expected {size} finite numbers, not all zero"
     try:
@@ -60,10 +60,13 @@ def check_weights(weights: Sequence[float] | Tensor | None, rewards: Tensor) -> 
 def check_ranges(
     ranges: Sequence[tuple[float, float] | None] | None, rewards: Tensor
 ) -> Tensor | None:
-    """Ranges as float64 of shape (K, 2), NaN for a component without; None where none is given.
+    """Return the ranges as float64 of shape (K, 2), with NaN for a component without a range.
+
+    The result is None where `ranges` is None.
 
     Raises:
-      ValueError: not one a component, or not two finite numbers low < high.
+      ValueError: there is not one range per component, or a range is not two finite numbers
+        low < high.
     """
     if ranges is None:
         return None
@@ -74,7 +77,7 @@ def check_ranges(
         values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}") from error
-    # Two NaN are a component without a range; one is a range without an end.
+    # Two NaN are a component without a range. One NaN is a range with one end missing.
     known = ~values.isnan()
     if values.shape != (size, 2) or bool(
         (known.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()
@@ -97,28 +100,31 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def result_dtype(rewards: Tensor) -> torch.dtype:
-    """The rewards' dtype where torch can compute with it, else float32."""
+    """Return the dtype of the rewards where torch can compute with it, else float32."""
     plain = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     return rewards.dtype if rewards.dtype in plain else torch.float32
 
 
 def type_name(value: Any) -> str:
-    """A value's dtype or type, for an error message."""
+    """Name the dtype or type of a value for an error message."""
     return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value is an int or a float of at most `LARGEST` in size, and no bool."""
+    """Return whether a value is an int or a float of at most `LARGEST` in size, but not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def read_number(value: Any) -> float:
-    """A value as float64: NaN for None, infinite for what is no number of at most `LARGEST`."""
+    """Return a value as a float: NaN for None, infinity for all that is not a usable number.
+
+    A number is usable when it is at most `LARGEST` in size.
+    """
     if isinstance(value, (int, float)) and abs(value) <= LARGEST:
-        return float(value)  # as most are, and a batch has thousands
+        return float(value)  # the usual case, thousands of times per batch
     if value is None:
         return math.nan
-    # Text is refused although float() would read "nan" and "1": a reward returns numbers.
+    # Text is rejected, although float() would read "nan" and "1": a reward must be a number.
     try:
         number = math.inf if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -129,7 +135,7 @@ def read_number(value: Any) -> float:
 
 
 def _as_written(number: float, value: Any) -> float:
-    """0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
+    """Return 0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
     dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
     if dtype not in (torch.float16, torch.bfloat16):
         return number

@@ -1,6 +1,6 @@
-"""CorrGRPO: the centred sum, over the root of the sum of the rewards' correlations.
+"""CorrGRPO: the centred sum, divided by the root of the sum of the rewards' correlations.
 
-Use it where rewards say nearly the same and their sum should not count it twice.
+Use it where rewards measure nearly the same thing, and the sum should not count it twice.
 Assumes: groups of three or more; correlations that do not cancel.
 """
 
@@ -15,7 +15,7 @@ from gdpo_verl.advantage.variant import Variant
 
 logger = logging.getLogger(__name__)
 
-# A sum of correlations below its square is what rounding leaves of rewards that cancel.
+# A sum of correlations below the square of this number is rounding, of rewards that cancel.
 _CANCELS = 1e-4
 
 
@@ -26,8 +26,8 @@ def corr_grpo(d: Decomposition) -> Tensor:
     constant there has none, not even with itself (https://arxiv.org/abs/2609.36820; its code has
     epsilon within the root). Groups whose correlations add up to 0 get 0, with a warning.
 
-    With one component it is Dr.GRPO, r - mean. It never equals GDPO in general: it keeps the
-    rewards' units, and whitens nothing.
+    With one component it is Dr.GRPO, r - mean. In general it does not equal GDPO, because it keeps
+    the rewards' units and does not whiten.
     """
     spread = d.spread
     weights = d.weights / d.largest_weight
@@ -40,7 +40,7 @@ def corr_grpo(d: Decomposition) -> Tensor:
     codes, number = d.groups
     total = centred.new_zeros(number).index_add_(0, codes, unit_vectors.sum(dim=1).square())
     root = total.clamp(min=0.0).sqrt()[codes]
-    # The formula divides by epsilon alone there: an advantage of some hundred thousand.
+    # There the formula divides by epsilon alone, which gives an advantage of about 100,000.
     cancels = (root < _CANCELS) & spread.group_varies.any(dim=1)
     if bool(cancels.any()):
         logger.warning(

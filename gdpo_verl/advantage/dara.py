@@ -1,7 +1,7 @@
 """DARA: a reward counts more the fewer groups it varies in.
 
-Use it where a sparse reward varies in few groups and drowns among the others.
-Assumes: what varies in few groups is worth strengthening; rare noise gains, too.
+Use it where a sparse reward varies in few groups and the other rewards hide it.
+Assumes: what varies in few groups is worth a larger weight; this includes rare noise.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def dara(d: Decomposition, *, w_max: float = 5.0, symmetric: bool = False) -> Te
     """a_i = sum_k c[i, k] + (v_k - 1) max(c[i, k], 0),  v_k = min(w_max, sqrt(max_l pi_l / pi_k))
 
     with GDPO's terms c = w z, and pi_k the share of the groups in which component k varies; then
-    whitened (https://arxiv.org/abs/2610.00574). Only what speaks for a response is made larger;
-    ``symmetric=True``, the paper's other form, is a_i = sum_k v_k c[i, k].
+    whitened (https://arxiv.org/abs/2610.00574). Only positive terms are made larger;
+    ``symmetric=True``, the other version in the paper, is a_i = sum_k v_k c[i, k].
 
     It equals GDPO where all components vary in equally many groups, and with one component.
 
@@ -26,8 +26,8 @@ def dara(d: Decomposition, *, w_max: float = 5.0, symmetric: bool = False) -> Te
       w_max: the largest factor, at least 1.
       symmetric: scale both signs.
     """
-    # Of the groups in which the component is scored. It varies by its values there, not by a
-    # normalised one above 1e-8, which rounding can be.
+    # The share of the groups in which the component is scored. Its raw values decide whether it
+    # varies: a normalised value above 1e-8 can be rounding.
     varying = groups_with_any(d.spread.varies, d.groups).sum(dim=0)
     scored = groups_with_any(d.spread.scored, d.groups).sum(dim=0)
     share = varying / scored.clamp(min=1)

@@ -25,7 +25,7 @@ from gdpo_verl.advantage.whitening import NOISE_FLOOR, WHITEN_EPSILON, BatchStep
 
 logger = logging.getLogger(__name__)
 
-# A larger advantage is worth a warning: whitened ones of a thousand responses stay below 32.
+# A larger advantage causes a warning: whitened advantages of 1,000 responses stay below 32.
 LARGE_ADVANTAGE = 100.0
 
 
@@ -33,8 +33,8 @@ LARGE_ADVANTAGE = 100.0
 class Decomposition:
     """Rewards of B responses, their groups and settings, and what is computed from them.
 
-    A variant makes its numbers of it. Values are float64, computed when they are first asked for.
-    See `decompose`.
+    A variant computes its advantages from it. Values are float64, and are computed when they are
+    first read. See `decompose`.
 
     Attributes:
       raw: shape (B, K), in reward units, as the reward returned them; NaN where not scored.
@@ -42,14 +42,14 @@ class Decomposition:
       groups: which responses share a prompt.
       weights: shape (K,).
       epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
-      ranges: float64, shape (K, 2), in reward units; NaN where a component declares none. None
-        where none does.
+      ranges: float64, shape (K, 2), in reward units; NaN where a component declares none; None
+        where no component declares a range.
       gate: the groups without advantage.
-      token_counts: shape (B,), the response tokens that each row stands for; None where no
-        whitening over tokens or sequences will be asked for.
+      token_counts: shape (B,), the number of response tokens of each row; None where no
+        whitening over tokens or sequences is needed.
       whiten: the batch step; None is each variant's own.
-      variant: the chosen one; GDPO's and GRPO's advantages stand beside it.
-      prepared: the spread where components have groups of their own; None: all are in `groups`.
+      variant: the chosen variant; the advantages of GDPO and GRPO are computed as well.
+      prepared: the spread where components have groups of their own; None where all use `groups`.
     """
 
     raw: Tensor
@@ -67,7 +67,7 @@ class Decomposition:
 
     @cached_property
     def largest_weight(self) -> Tensor:
-        """The largest weight: a number."""
+        """The largest absolute weight, a scalar."""
         return self.weights.abs().max()
 
     @cached_property
@@ -83,12 +83,12 @@ class Decomposition:
     @cached_property
     def terms(self) -> Tensor:
         """The terms that GDPO adds, w_k z[i, k] / unit: shape (B, K); 0 where not scored."""
-        # Whitening adds 1e-8 to the variance: in this unit only the weights' ratios matter there.
+        # Whitening adds 1e-8 to the variance. In this unit only the ratios of the weights matter.
         return self.normalized.nan_to_num(0.0) * (self.weights / self.largest_weight)
 
     @cached_property
     def scored(self) -> Tensor:
-        """Rows of which a component is scored: bool, shape (B,)."""
+        """Rows with at least one scored component: bool, shape (B,)."""
         return self.spread.scored.any(dim=1)
 
     @cached_property
@@ -109,14 +109,15 @@ class Decomposition:
 
         NaN where no component is scored or the gate is closed.
         """
-        # Not a matrix product: BLAS rounds equal rows differently, and a constant group is exact.
+        # Not a matrix product: BLAS rounds equal rows differently, and constant groups must be
+        # exact.
         return torch.where(self.has_advantage, self.terms.sum(dim=1), torch.nan)
 
     @cached_property
     def score(self) -> Tensor:
-        """sum_k w_k r[i, k], an unscored component adding 0: shape (B,), in reward units."""
+        """sum_k w_k r[i, k], shape (B,), in reward units; a component that is not scored adds 0."""
         score = (self.rewards.nan_to_num(0.0) * self.weights).sum(dim=1)
-        # Less its group's mean an infinity is NaN, and so would be taken for not scored.
+        # Infinity minus the mean of its group is NaN, which would mean "not scored".
         if not bool(score.isfinite().all()):
             row = int((~score.isfinite()).nonzero()[0])
             raise ValueError(
@@ -133,8 +134,8 @@ class Decomposition:
     def grpo_terms(self) -> Tensor:
         """Each component's part of GRPO's advantage: shape (B, K), unitless.
 
-        w_k (r[i, k] - mean_g r[:, k]) over the deviation of the group's sums; 0 where not scored,
-        or where the sums of the group are all the same.
+        w_k (r[i, k] - mean_g r[:, k]) divided by the deviation of the group's sums; 0 where not
+        scored, or where the sums of the group are all the same.
         """
         divisor = self._summed.std + self.epsilon if self.scale else torch.ones_like(self.score)
         parts = self.spread.deviation * self.weights / divisor.reshape(-1, 1)
@@ -144,24 +145,24 @@ class Decomposition:
     def _summed(self) -> Spread:
         """The weighted sum's mean and deviation within the groups."""
         sizes = (self.rewards.nan_to_num(0.0) * self.weights).abs().sum(dim=1)
-        # Sums that are equal but for the rounding of their addition are equal.
+        # Sums that differ only by the rounding of the addition are treated as equal.
         noise = sizes * (self.weights.numel() - 1) * 2 * torch.finfo(torch.float64).eps
         total = torch.where(self.scored, self.score, torch.nan)
         return Spread(total[:, None], self.groups, noise[:, None])
 
     @cached_property
     def batch_step(self) -> BatchStep:
-        """The chosen variant's numbers around the batch step."""
+        """The chosen variant's values before and after the batch step."""
         return self._gdpo if self.variant is GDPO else self._batch_step_of(self.variant)
 
     @cached_property
     def has_signal(self) -> Tensor:
-        """Rows of the groups to which the chosen variant gives something: bool, shape (B,).
+        """Rows of the groups to which the chosen variant gives an advantage: bool, shape (B,).
 
-        A group gets nothing where the variant's value, before the batch step, is 0 for all of its
-        rows, but for what rounding and epsilon leave of components that cancel.
+        A group gets no advantage where the value of the variant, before the batch step, is 0 for
+        all of its rows. What rounding and epsilon leave of components that cancel is treated as 0.
         """
-        # Where nothing is divided by a deviation, small values are those of small rewards.
+        # Where nothing is divided by a deviation, small values come from small rewards.
         size = self._combine(self.variant).nan_to_num(0.0).abs()
         least = 0.0 if not self.scale or self.variant.keeps_units else NOISE_FLOOR
         return groups_with_any((size > least)[:, None], self.groups)[self.groups.codes, 0]
@@ -174,7 +175,7 @@ class Decomposition:
             largest = float(advantage.abs().max())
             if largest > LARGE_ADVANTAGE:
                 logger.warning(
-                    "variant %s: an advantage of size %.3g; advantages are usually below 10.",
+                    "variant %s: the largest advantage is %.3g; advantages are usually below 10.",
                     self.variant.name,
                     largest,
                 )
@@ -193,7 +194,8 @@ class Decomposition:
         combined = self._combine(variant)
         over = self.whiten or variant.whiten
         if over == "none":
-            # `combined` is in units of the largest weight, which a linear variant gets back.
+            # `combined` is in units of the largest weight; a linear variant is multiplied by it
+            # again.
             unit = float(self.largest_weight) if variant.linear else 1.0
             return BatchStep(combined, 0.0, unit, whitened=False)
         if self.token_counts is None:
@@ -205,7 +207,7 @@ class Decomposition:
         return BatchStep(combined, mean, float(torch.rsqrt(variance + WHITEN_EPSILON)))
 
     def _combine(self, variant: Variant) -> Tensor:
-        """The variant's values, NaN where left out."""
+        """Compute the values of a variant; NaN where a response is left out."""
         if variant is GDPO or not len(self.has_advantage):
             return self.combined
         values = variant.combine(self, **variant.settings)
@@ -213,9 +215,9 @@ class Decomposition:
         if shape != tuple(kept.shape):
             raise ValueError(
                 f"variant {variant.name!r}: expected a tensor of shape {tuple(kept.shape)}, "
-                f"one number a response, found {shape or type(values).__name__}"
+                f"one number per response, found {shape or type(values).__name__}"
             )
-        # A variant need not know of gates and unscored rows: what it has there is left out.
+        # A variant need not know about gates and rows that are not scored: they are left out here.
         values = torch.where(kept, values.detach().to(self.rewards), torch.nan)
         broken = kept & (values.isinf() if variant.may_drop_rows else ~values.isfinite())
         if bool(broken.any()):
@@ -227,10 +229,10 @@ class Decomposition:
         return values
 
     def _is_noise(self, variance: Tensor, variant: Variant, over: Whiten) -> bool:
-        """Return whether components that cancel left only rounding and what epsilon makes of them.
+        """Return whether components cancel, so that only rounding and the effect of epsilon remain.
 
-        Their deviation is below `NOISE_FLOOR` with the groups' epsilon or without it: what
-        epsilon leaves grows as it nears the deviations.
+        The deviation is then below `NOISE_FLOOR`, either with the groups' epsilon or without it.
+        The effect of epsilon grows as epsilon comes near the deviations of the groups.
         """
         if not self.scale or variant.keeps_units:
             return False
@@ -239,16 +241,16 @@ class Decomposition:
             return True
         if not variant.uses_epsilon or deviation > NOISE_FLOOR + self._most_epsilon_changes:
             return False
-        # Costs as much as the variant itself, so it comes last.
+        # This costs as much as the variant itself, so it is the last check.
         exact = replace(self, epsilon=0.0)._combine(variant)
         _, without = moments(exact, self.token_counts, over)  # type: ignore[arg-type]
         return without is not None and float(without.sqrt()) < NOISE_FLOOR
 
     @property
     def _most_epsilon_changes(self) -> float:
-        """A bound of how far epsilon moves their deviation: 2 K max |z| epsilon / min std.
+        """A bound on how far epsilon changes their deviation, from 2 K max |z| epsilon / min std.
 
-        Ten times as much, because a variant may give a component several times its weight.
+        The bound is ten times that, because a variant may multiply the weight of a component.
         """
         if not self.epsilon or not self.normalized.numel():
             return 0.0
@@ -271,17 +273,17 @@ def decompose(
     ranges: Ranges | None = None,
     gate: Gate | int | None = None,
 ) -> Decomposition:
-    """Check rewards, groups and settings, and set them side by side.
+    """Check rewards, groups and settings, and collect them in a `Decomposition`.
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, a tensor of shape (B,), or `Groups`.
-      token_counts: shape (B,). A row with none counts in its group's statistics and in no
-        whitening statistic.
-      conditioned: the rewards after `apply_conditions`; default: as they are.
+      token_counts: shape (B,). A row without tokens counts in the statistics of its group, but not
+        in those of whitening.
+      conditioned: the rewards after `apply_conditions`; default: `rewards`.
       weights, whiten, epsilon, scale, ranges: as in `gdpo_verl.gdpo_advantages`.
       variant: with its settings.
-      gate: or the column of its outcome.
+      gate: a gate, or the column of its outcome.
 
     Raises:
       ValueError: as `gdpo_verl.gdpo_advantages`.

@@ -1,7 +1,7 @@
-"""DVAO: the centred sum, over the sum of the rewards' deviations in the group.
+"""DVAO: the centred sum, divided by the sum of the rewards' deviations in the group.
 
-Use it for GRPO's scale and no batch step, with the rewards that vary more in a group weighing more
-there.
+Use it for the scale of GRPO without a batch step, where a reward that varies more in a group should
+have a larger weight there.
 Assumes: weights of at least 0.
 """
 
@@ -17,18 +17,18 @@ def dvao(d: Decomposition) -> Tensor:
     """A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / sum_l w_l std_g r[:, l]
 
     with the population's standard deviation and no epsilon (https://arxiv.org/abs/2605.25604). A
-    reward that varies more in a group weighs more there, and abs(A) is at most GRPO's, the same
-    where all correlations are 1.
+    reward that varies more in a group has a larger weight there. abs(A) is at most that of GRPO,
+    and equal to it where all correlations are 1.
 
     With one component it is GRPO with the population's deviation. It equals GDPO before the
-    batch step only where one component varies in each group, and then up to the population's
-    deviation, sqrt(n / (n - 1)), and the weight.
+    batch step only where one component varies in each group, and then except for the factor
+    sqrt(n / (n - 1)) of the population's deviation and for the weight.
     """
     weights = d.weights / d.largest_weight
     centred = (d.spread.deviation * weights).sum(dim=1)
     if not d.scale:
         return centred
-    # A group in which nothing varies, which the paper leaves open, is 0.
+    # The paper does not define a group in which nothing varies; it gets 0 here.
     width = (d.spread.population_std * weights).sum(dim=1)
     return (centred / width).where(width > 0, 0.0)
 

@@ -1,4 +1,4 @@
-"""The outcome gate: where the outcome says nothing, no other reward speaks in its place."""
+"""The outcome gate: groups whose outcome is constant get no advantage."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ When = Literal["constant", "failed"]
 class Gate(NamedTuple):
     """The groups that get no advantage and take no part in the batch step.
 
-    In a group whose outcome is the same for all, a secondary reward such as length still has a
-    normalised value of full size, and a policy that fails everything is taught to fail briefly.
-    The advantage becomes 0 there, and not the mask, which is the loss's denominator.
+    In a group whose outcome is constant, a secondary reward such as length still has normalised
+    values of full size. A policy that fails everywhere would then learn to fail with few tokens.
+    The gate sets the advantage to 0, and not the mask, which is the denominator of the loss.
 
     Attributes:
       column: of the outcome.
-      when: "constant": the outcome does not vary in the group; "failed": nor is it above 0.
+      when: "constant": the outcome does not vary in the group; "failed": it does not vary and is
+        not above 0.
     """
 
     column: int
     when: When = "constant"
 
     def closed(self, spread: Spread) -> Tensor:
-        """The rows of the groups that get no advantage: bool, shape (B,)."""
-        # A group in which the outcome is not scored has none that could be constant.
+        """Return the rows of the groups that get no advantage: bool, shape (B,)."""
+        # A group in which the outcome is not scored has no outcome that could be constant.
         varies = spread.group_varies[:, self.column]
         count = spread.count[:, self.column]
         closed = ~varies & (count > 0)
@@ -36,15 +37,15 @@ class Gate(NamedTuple):
 
 
 def check_gate(gate: Gate | int | None, components: int) -> Gate | None:
-    """A gate on one of the components, in any way that it can be written.
+    """Return the gate on one of the components; `gate` may also be the column of the outcome.
 
     Raises:
-      ValueError: no such column, or no such `when`.
+      ValueError: there is no such column, or `when` is unknown.
     """
     if gate is None:
         return None
     found = gate if isinstance(gate, Gate) else Gate(gate)
-    # True is an int, and would be the second column.
+    # True is an int in Python, and would mean the second column.
     if isinstance(found.column, bool) or not isinstance(found.column, int):
         raise ValueError(f"gate: expected the column of the outcome, found {gate!r}")
     if not 0 <= found.column < components:

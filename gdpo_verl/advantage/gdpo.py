@@ -1,7 +1,7 @@
-"""GDPO: normalise each reward in its group, add, whiten; or the variant that is asked for.
+"""GDPO, or a variant: normalise each reward within its group, add, whiten.
 
 Use it where several rewards of different scales or frequencies are to be learned at once.
-Assumes: several responses to a prompt, and that a reward that is constant in a group says nothing.
+Assumes: several responses to a prompt; a reward that is constant in a group teaches nothing there.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def gdpo_advantages(
 
     where z is `group_normalize` (Eq. 4, 5 and 7 of https://arxiv.org/abs/2601.05242), and
     mean and unbiased variance run over all response tokens (``whiten="token"``, as the
-    paper's verl code does) or over all responses (``"sequence"``, Eq. 6). A `variant` makes
-    another a_i of the same rewards; its equation stands with its function.
+    paper's verl code does) or over all responses (``"sequence"``, Eq. 6). A `variant` computes
+    another a_i from the same rewards; its equation is in the docstring of its function.
 
     >>> import torch
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
@@ -58,28 +58,30 @@ def gdpo_advantages(
       response_mask: shape (B, T), 0 or 1 of any dtype, holes allowed.
       weights: K finite numbers, not all zero; only their ratios matter when whitening. Default:
         all 1.
-      whiten: "token", "sequence" or "none". Default: the variant's own, "token" for GDPO.
+      whiten: "token", "sequence" or "none". Default: that of the variant, which is "token" for
+        GDPO.
       epsilon: added to each group's standard deviation, in reward units.
-      scale: False leaves out the division by the groups' standard deviations.
+      scale: False omits the division by the groups' standard deviations.
       variant: a name in `gdpo_verl.advantage.VARIANTS`, or your function as
         "pkg://module:function" or "FILE.py:function".
       ranges: for each component the smallest and the largest value, in reward units, or None.
-      gate: the column of the outcome. In a group in which it does not vary, all advantages are 0
-        and take no part in whitening; with ``Gate(column, "failed")`` only where it is at most 0.
-      options: the variant's own settings.
+      gate: the column of the outcome. In a group in which the outcome does not vary, all
+        advantages are 0 and take no part in whitening. With ``Gate(column, "failed")`` this
+        applies only where the outcome is at most 0.
+      options: the settings of the variant.
 
     Returns:
       shape (B, T), unitless, on the mask's device, without a gradient, in the rewards' float
-      dtype (float32 for others); masked tokens, rows without any scored component and
-      batches that cancel are exactly 0. What the dtype cannot hold becomes its largest
-      number. An empty batch gives an empty result.
+      dtype (float32 for other dtypes). Masked tokens, rows without any scored component and
+      batches in which the components cancel are exactly 0. A number that is too large for the
+      dtype becomes its largest number. An empty batch gives an empty result.
 
     Raises:
-      ValueError: an argument is no dense tensor where one is expected, shapes disagree, a
-        reward is complex or larger than 1e300, group ids are not hashable, the mask is not
-        0/1, the weights are not K finite numbers of which one is not zero, epsilon is not a
-        finite number >= 0, `whiten` is none of the three, the variant or a setting is unknown,
-        or the variant is not defined for these weights, ranges or groups of two.
+      ValueError: an argument is not a dense tensor where one is expected, shapes disagree, a
+        reward is complex or larger than 1e300, group ids are not hashable, the mask has values
+        other than 0 and 1, the weights are not K finite numbers or are all zero, epsilon is not a
+        finite number >= 0, `whiten` is not one of the three values, the variant or a setting is
+        unknown, or the variant is not defined for these weights, ranges or groups of two.
     """
     raw = check_rewards(rewards)
     rows = MaskedRows(response_mask, len(raw), result_dtype(rewards))
@@ -96,7 +98,7 @@ def gdpo_advantages(
         ranges=ranges,
         gate=gate,
     )
-    # Groups of two are a matter of the batch, not of the settings that `decompose` has checked.
+    # The size of the groups depends on the batch, and `decompose` has checked only the settings.
     if found.variant.least_group > 1:
         found.variant.check_group_size(found.groups.largest, raw.shape[1])
     return rows.scale_(found.advantage)

@@ -1,7 +1,7 @@
-"""GRPO, the control: add the components, then normalise the sum within its group.
+"""GRPO, the baseline: add the components, then normalise the sum within its group.
 
-Use it to compare GDPO with, or with a single reward.
-Assumes: no combination of rewards is worth telling from another of the same sum.
+Use it as a baseline for GDPO, or with a single reward.
+Assumes: combinations of rewards with the same sum need not be distinguished.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def grpo_advantages(
     epsilon: float = EPSILON,
     scale: bool = True,
 ) -> Tensor:
-    """GRPO, the control: add the components, then normalise the sum within its group.
+    """GRPO, the baseline: add the components, then normalise the sum within its group.
 
     A[i, t] = mask[i, t] (s_i - mean_g s) / (std_g s + epsilon),  s_i = sum_k w_k r[i, k]
 
@@ -34,9 +34,9 @@ def grpo_advantages(
     >>> grpo_advantages(rewards, [0, 0, 1, 1], torch.ones(4, 1))[:, 0].round(decimals=4)
     tensor([ 0.7071, -0.7071,  0.7071, -0.7071])
 
-    Args, returns and errors as in `gdpo_advantages`; nothing is whitened, and a component
-    that is not scored adds 0 to the sum. Sums that differ by the rounding of their addition
-    alone are equal.
+    Arguments, result and errors are those of `gdpo_advantages`. Nothing is whitened, and a
+    component that is not scored adds 0 to the sum. Sums that differ only by the rounding of the
+    addition are treated as equal.
     """
     found = decompose(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
     return MaskedRows(response_mask, len(found.raw), result_dtype(rewards)).scale_(found.grpo)

@@ -16,33 +16,37 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def mgda(d: Decomposition) -> Tensor:
-    """The shortest convex combination of the rewards' normalised advantages.
+    """Compute the shortest convex combination of the rewards' normalised advantages.
 
     A_i = sum_k alpha_k z[i, k],  alpha = argmin |sum_k alpha_k z_k|^2, alpha_k >= 0, sum alpha = 1
 
-    over the batch; no batch step. MGDA does so with gradients (https://arxiv.org/abs/1810.04650),
-    for which z stands here. A reward that varies nowhere gets no weight. Two rewards whose z are
-    equally long get a half each: half of GDPO without whitening. Where they cancel, it is 0.
+    over the batch, without a batch step. MGDA does this with gradients
+    (https://arxiv.org/abs/1810.04650), in place of which z is used here. A reward that varies
+    nowhere gets no weight. Two rewards whose z are equally long get the weight 1/2 each, which is
+    half of GDPO without whitening. Where the rewards cancel, the result is 0.
     """
     z = d.normalized.nan_to_num(0.0) * d.has_advantage[:, None]
     return (z * shortest(z.T @ z)).sum(dim=1)
 
 
 def shortest(gram: Tensor) -> Tensor:
-    """The convex weights of K vectors' shortest combination, by their products: (K, K) to (K,)."""
+    """Return the convex weights of the shortest combination of K vectors.
+
+    `gram` has their products: (K, K) to (K,).
+    """
     best = torch.zeros_like(gram[0])
     least = torch.inf
     live = gram.diagonal().nonzero()[:, 0].tolist()
     gram = gram / gram.diagonal().max()
-    # On the set of vectors that get a weight the minimum is that of a linear system.
+    # On the set of vectors that get a weight, the minimum solves a linear system.
     for size in range(1, len(live) + 1):
         sets = torch.tensor([*combinations(live, size)], device=gram.device)
         part = gram[sets[:, :, None], sets[:, None, :]]
-        # Vectors that are alike make the system singular; the shortest solution serves.
+        # Equal vectors make the system singular; then the shortest solution is used.
         alpha = torch.linalg.pinv(part + 1.0, hermitian=True).sum(dim=2)
         alpha = alpha / alpha.sum(dim=1, keepdim=True)
         square = torch.einsum("ni,nij,nj->n", alpha, part, alpha)
-        # A negative weight leaves the convex set, and the minimum lies on a smaller set of vectors.
+        # With a negative weight the combination is not convex; a smaller set has the minimum.
         square = square.where((alpha >= 0).all(dim=1), torch.inf)
         if float(square.min()) < least:
             least = float(square.min())

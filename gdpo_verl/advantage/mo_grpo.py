@@ -1,7 +1,7 @@
-"""MO-GRPO: the sum of the normalised rewards as it is.
+"""MO-GRPO: the sum of the normalised rewards, without a batch step.
 
-Use it to see what the batch step of GDPO does.
-Assumes: the learning rate fits advantages that nothing whitens.
+Use it to see the effect of GDPO's batch step.
+Assumes: the learning rate fits advantages that are not whitened.
 """
 
 from __future__ import annotations

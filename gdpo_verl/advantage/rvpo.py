@@ -12,25 +12,25 @@ from torch import Tensor
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.variant import Variant
 
-_SHARPEST = 1e6  # the minimum itself, to six digits; its inverse the mean
+_SHARPEST = 1e6  # the minimum to six digits; its inverse gives the mean
 
 
 def rvpo(d: Decomposition, *, k: float = 1.0) -> Tensor:
     """a_i = -(1 / k) ln((1 / M) sum_j exp(-k z[i, j]))
 
     over the M components that are scored in the response, then whitened
-    (https://arxiv.org/abs/2605.05750). It is undefined with weights, which are refused.
+    (https://arxiv.org/abs/2605.05750). It is not defined with weights, which are rejected.
 
-    With k towards 0 it is GDPO with equal weights; with k towards infinity it is the smallest z.
+    As k goes to 0 it becomes GDPO with equal weights; as k goes to infinity, the smallest z.
 
     Args:
-      k: how far from the mean towards the minimum, above 0.
+      k: how near the result is to the minimum instead of the mean, above 0.
     """
-    # A reward that is constant in the group has z = 0 and still pulls; an unscored one does not.
+    # A reward that is constant in the group has z = 0 and counts; one that is not scored does not.
     scored = d.spread.scored
     z = d.normalized.where(scored, torch.inf)
     least = z.amin(dim=1, keepdim=True).where(d.scored[:, None], 0.0)
-    # Exponents of at most 0 cannot overflow, and expm1 keeps what a small k leaves.
+    # Exponents of at most 0 cannot overflow, and expm1 keeps the digits where k is small.
     less = torch.expm1(-k * (z - least)).where(scored, 0.0)
     mean = less.sum(dim=1) / scored.sum(dim=1).clamp(min=1)
     return least[:, 0] - torch.log1p(mean) / k

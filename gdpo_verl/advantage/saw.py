@@ -1,7 +1,7 @@
-"""SAW: a reward counts more the more it varies in the batch, measured by its mean.
+"""SAW: a reward counts more the more it varies in the batch, relative to its mean.
 
-Use it where the rewards' scales differ and those that still vary should lead.
-Assumes: a mean that is worth dividing by: ranges with a declared lower end.
+Use it where the scales of the rewards differ, and rewards that still vary should count more.
+Assumes: a meaningful mean to divide by, that is, ranges with a declared lower end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def saw(d: Decomposition, *, delta: float = 0.0) -> Tensor:
     with x = r - low + delta over the batch's scored responses, the unbiased standard deviation,
     and K components (https://arxiv.org/abs/2606.07705); then whitened. `low` is the lower end of
     the component's declared range, else its smallest value in the batch. The authors' code has
-    two rewards and adds a fixed 3 to one of them, its range being [-3, 3].
+    two rewards and adds a fixed 3 to the one with the range [-3, 3].
 
     It equals GDPO where all coefficients of variation are equal, and with one component.
 
@@ -32,14 +32,14 @@ def saw(d: Decomposition, *, delta: float = 0.0) -> Tensor:
         low = d.ranges[:, 0].where(~d.ranges[:, 0].isnan(), low)
     count = scored.sum(dim=0)
     shifted = (d.rewards - low + delta).where(scored, 0.0)
-    # In units of the largest, which cancel, no square over- or underflows.
+    # In units of the largest value, which cancel, no square overflows or underflows.
     largest = shifted.abs().amax(dim=0)
     shifted = shifted / largest.where(largest > 0, 1.0)
     mean = shifted.sum(dim=0) / count.clamp(min=1)
     squares = (shifted - mean).where(scored, 0.0).square().sum(dim=0)
     std = (squares / (count - 1).clamp(min=1)).sqrt()
     variation = (std / mean.abs()).where((std > 0) & (mean != 0), 0.0)
-    # Where no reward has a variation to measure, all count alike.
+    # Where no reward varies, all count equally.
     total = variation.sum()
     factor = variation * len(variation) / total if total > 0 else torch.ones_like(variation)
     return (d.terms * factor).sum(dim=1)

@@ -1,4 +1,4 @@
-"""Weights that change in the course of a training, as functions of the global step alone."""
+"""Weights that change during a run, as functions of the global step alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Shape = Literal["linear", "cosine", "list"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A component's weight at each global step; a resumed run goes on with the same.
+    """The weight of a component at each global step; a resumed run continues with the same weights.
 
-    A ramp goes from ``weights[0]`` at step 0 to ``weights[1]`` at ``steps[1]`` and stays there; a
-    list has ``weights[i]`` from ``steps[i]`` on. The weight acts after the normalisation, which
-    would cancel a factor in the reward.
+    A ramp goes from ``weights[0]`` at step 0 to ``weights[1]`` at ``steps[1]`` and stays there. A
+    list has ``weights[i]`` from ``steps[i]`` on. The weight is applied after the normalisation,
+    because the normalisation would cancel a factor in the reward.
 
     >>> Schedule((0, 200), (0.0, 1.0)).weight(50)
     0.25
@@ -29,8 +29,8 @@ class Schedule:
     shape: Shape = "linear"
 
     def weight(self, step: int) -> float:
-        """The weight at a global step; before the first of a list its first."""
-        # Nothing is carried from step to step: a resumed training may ask for any.
+        """Return the weight at a global step; before the first step of a list, its first weight."""
+        # Nothing is kept from step to step, because a resumed run may begin at any step.
         if self.shape == "list":
             return self.weights[max(bisect.bisect_right(self.steps, step) - 1, 0)]
         share = min(max(step, 0) / self.steps[-1], 1.0)

@@ -1,6 +1,6 @@
-"""Tchebycheff: a response counts by its reward that is farthest from its upper end.
+"""Tchebycheff: a response is judged by its reward that is farthest from its upper end.
 
-Use it as a baseline that looks after the worst reward, before any normalisation.
+Use it as a baseline that improves the worst reward, before any normalisation.
 Assumes: each component declares its range; weights of at least 0.
 """
 
@@ -15,27 +15,27 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def tchebycheff(d: Decomposition, *, rho: float = 0.05) -> Tensor:
-    """The augmented Tchebycheff scalarisation, under GRPO's normalisation.
+    """Compute the augmented Tchebycheff scalarisation with GRPO's normalisation.
 
     d[i, k] = w_k (high_k - r[i, k]) / (high_k - low_k);  s_i = -(max_k d[i, k] + rho sum_k d[i, k])
 
     over the components that are scored in the response, and s normalised within its group as
-    GRPO normalises a sum; no batch step. The distances are shares of the declared ranges, so no
-    unit matters (after Steuer and Choo, Mathematical Programming 26, 1983: the distance to an ideal
-    point). With one component it is GRPO.
+    GRPO normalises a sum, without a batch step. The distances are shares of the declared ranges, so
+    the scales do not matter (after Steuer and Choo, Mathematical Programming 26, 1983: the distance
+    to an ideal point). With one component it is GRPO.
 
     Args:
-      rho: of the sum, at least 0; 0 looks at the worst component alone.
+      rho: the factor of the sum, at least 0; with 0 only the worst component counts.
     """
     assert d.ranges is not None
     low, high = d.ranges.unbind(dim=1)
     scored = d.spread.scored
     distance = (high - d.rewards) / (high - low) * (d.weights / d.largest_weight)
-    # What is not scored is no distance: -inf is never the largest, and 0 adds nothing.
+    # A component that is not scored has no distance: -inf is never the largest, and 0 adds nothing.
     worst = distance.where(scored, -torch.inf).amax(dim=1)
     distance = distance.where(scored, 0.0)
     score = -(worst + rho * distance.sum(dim=1)).where(d.scored, torch.nan)
-    # Scores that differ by the rounding of their sums are equal.
+    # Scores that differ only by the rounding of their sums are treated as equal.
     noise = (1 + rho) * distance.abs().sum(dim=1) * (2 * len(low) * torch.finfo(score.dtype).eps)
     return Spread(score[:, None], d.groups, noise[:, None]).normalized(d.epsilon, d.scale)[:, 0]
 

@@ -9,41 +9,43 @@ from torch import Tensor
 
 from gdpo_verl.advantage.checks import check_dense, type_name
 
-# Elements of B×T handled at a time, on a CPU and elsewhere. What is intermediate then stays in the
-# cache, or is small beside the result. Smaller blocks would keep a machine's cores waiting for
-# each other more often, which is dear where other processes use them too.
+# Elements of B×T that are processed at a time, on a CPU and elsewhere. Intermediate values then
+# stay in the cache, or are small compared with the result. With smaller blocks the cores of a
+# machine would wait for each other more often, which is slow where other processes use them as
+# well.
 BLOCK = {"cpu": 2**18, "other": 2**23}
 
 
 class MaskedRows:
-    """A response mask as floats, checked and counted once, to be scaled in place.
+    """A response mask as floats, which is checked and counted once and then scaled in place.
 
     Attributes:
       values: shape (B, T), 0.0 and 1.0, on the mask's device.
-      counts: response tokens a row: float64, shape (B,).
+      counts: response tokens per row: float64, shape (B,).
 
     Args:
       response_mask: shape (B, T), 0 or 1 of any dtype.
       rows: B.
-      dtype: a float dtype, of `values`.
+      dtype: the dtype of `values`, a float dtype.
 
     Raises:
-      ValueError: no dense tensor of real numbers of that shape, or something else than 0 and 1.
+      ValueError: the mask is not a dense tensor of real numbers of that shape, or has values other
+        than 0 and 1.
     """
 
     def __init__(self, response_mask: Tensor, rows: int, dtype: torch.dtype) -> None:
         mask = _check_mask(response_mask, rows)
         self.values = torch.empty(mask.shape, dtype=dtype, device=mask.device)
         self.counts = torch.zeros(rows, dtype=torch.float64, device=mask.device)
-        # A float may be rounded to 1 by the copy, so it is looked at as it is.
+        # The copy may round a float to 1, so floats are checked before the copy.
         exact = mask.is_floating_point() and mask.dtype.itemsize > 1
         whole = not (mask.is_floating_point() or mask.dtype == torch.bool or dtype.itemsize < 4)
-        # Looked at once, at the end: each look waits for an accelerator.
+        # Read only once, at the end, because each read waits for the GPU.
         valid = torch.ones((), dtype=torch.bool, device=mask.device)
         for block in row_blocks(mask):
             copy = self.values[block].copy_(mask[block])
             counts = copy.sum(dim=1, dtype=torch.float32)  # exact up to 2^24 tokens
-            if whole:  # each square is at least as large, and only those of 0 and 1 are equal
+            if whole:  # the square of an integer is larger than the integer, except for 0 and 1
                 flat = copy.view(-1)
                 valid &= flat.dot(flat) == counts.sum()
             elif mask.dtype != torch.bool:
@@ -55,18 +57,18 @@ class MaskedRows:
     def scale_(self, advantage: Tensor) -> Tensor:
         """Put each response's advantage on its tokens, exactly 0 elsewhere, in place: (B, T).
 
-        What the dtype cannot hold becomes its largest number.
+        A number that is too large for the dtype becomes its largest number.
         """
-        # Finite, so that nothing times 0 is NaN.
+        # Finite numbers, so that no product with 0 is NaN.
         column = advantage.detach().to(self.values).nan_to_num()[:, None]
         for block in row_blocks(self.values):
-            # Adding 0 makes 0 of -0.
+            # Adding 0 changes -0 to 0.
             self.values[block].mul_(column[block]).add_(0.0)
         return self.values
 
 
 def row_blocks(table: Tensor) -> Iterator[slice]:
-    """Blocks of rows of about `BLOCK` elements; none of an empty table."""
+    """Yield blocks of rows of about `BLOCK` elements; none for an empty table."""
     if not table.numel():
         return
     elements = BLOCK["cpu" if table.device.type == "cpu" else "other"]
@@ -89,6 +91,6 @@ def _check_mask(response_mask: Tensor, rows: int) -> Tensor:
 
 
 def _zeros_and_ones(values: Tensor) -> Tensor:
-    # Of all numbers only 0 and 1 are their own squares; infinity and NaN leave NaN.
+    # Only 0 and 1 are their own squares; infinity and NaN give NaN.
     low, high = values.square().sub_(values).aminmax()
     return (low == 0) & (high == 0)

@@ -1,7 +1,7 @@
-"""Credit by turn: each turn of a response is an entry, made ready for the decomposition.
+"""Credit per turn: each turn of a response becomes an entry of the decomposition.
 
-Use it where a reward says in which of a response's turns it was earned.
-Assumes: the policy may decide itself when it stops, so that responses have turns of any number.
+Use it where a reward has a value for each turn of a response.
+Assumes: the policy decides when it stops, so that responses may have any number of turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Credit = Literal["to_go", "turn", "answer"]
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The turns of B responses, E in all, a response's one after the other.
+    """The turns of B responses, E in total, in the order of the responses.
 
     Attributes:
       counts: int64, shape (B,), the turns of each response.
@@ -37,7 +37,7 @@ class Turns:
 
     @classmethod
     def of(cls, tokens: Sequence[Sequence[float]]) -> Turns:
-        """Number the turns of responses, of each of which the tokens by turn are given."""
+        """Number the turns of responses, given the tokens of each turn of each response."""
         counts = torch.tensor([len(each) for each in tokens], dtype=torch.int64)
         return cls(counts, torch.tensor([*chain(*tokens)], dtype=torch.float64))
 
@@ -46,11 +46,11 @@ class Turns:
         """Find the turns of responses: the runs of 1 in their masks.
 
         Args:
-          masks: as they were sampled: shape (B, T), 0 or 1.
-          kept: of the loss, likewise.
+          masks: the response masks as sampled: shape (B, T), 0 or 1.
+          kept: the masks of the loss, of the same shape.
 
         Returns:
-          The turns, and the turn of each token, -1 outside: int64, shape (B, T).
+          The turns, and the turn of each token, -1 outside of turns: int64, shape (B, T).
         """
         inside = masks.bool()
         before = torch.nn.functional.pad(inside, (1, 0))[:, :-1]
@@ -72,21 +72,21 @@ class Turns:
         return torch.arange(len(self.tokens)) - first.repeat_interleave(self.counts)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Values of the turns added up by response: (E,) to (B,)."""
+        """Add up values of the turns per response: (E,) to (B,)."""
         return values.new_zeros(len(self.counts)).index_add_(0, self.responses, values)
 
     def lists(self, values: Tensor) -> list[list[float]]:
-        """Values of the turns, shape (E,), as a list for each response."""
+        """Return values of the turns, shape (E,), as a list for each response."""
         return [part.tolist() for part in values.split(self.counts.tolist())]
 
 
 @dataclass(frozen=True, eq=False)
 class TurnDecomposition:
-    """The decomposition of the turns of B responses, and what each response gets of it.
+    """The decomposition of the turns of B responses, and the result for each response.
 
     Attributes:
-      entries: the decomposition, of which each turn is an entry.
-      turns: of the responses.
+      entries: the decomposition, in which each turn is an entry.
+      turns: the turns of the responses.
     """
 
     entries: Decomposition
@@ -106,21 +106,21 @@ class TurnDecomposition:
 
     @property
     def batch_step(self) -> BatchStep:
-        """The numbers of the turns around the batch step."""
+        """The values of the turns before and after the batch step."""
         return self.entries.batch_step
 
     @property
     def has_signal(self) -> Tensor:
-        """Responses with turns in a group to which something is given: bool, shape (B,)."""
+        """Responses with turns in a group that gets an advantage: bool, shape (B,)."""
         learns = torch.zeros(len(self.turns.counts), dtype=torch.bool)
         learns[self.turns.responses[self.entries.has_signal]] = True
         return learns
 
 
 def to_go(own: Sequence[float]) -> list[float]:
-    """The return to go of each turn of a response, G[t] = sum over s >= t of r[s].
+    """Return the reward-to-go of each turn of a response, G[t] = sum over s >= t of r[s].
 
-    A turn that is not scored, NaN, adds nothing; NaN where none from there on is.
+    A turn that is not scored (NaN) adds nothing. The result is NaN where no later turn is scored.
 
     >>> to_go([1.0, math.nan, 2.0, math.nan])
     [3.0, 2.0, 2.0, nan]
@@ -137,24 +137,25 @@ def to_go(own: Sequence[float]) -> list[float]:
 def decompose_turns(
     whole: Decomposition, turns: Turns, credit: Tensor, by_turn: Tensor
 ) -> TurnDecomposition:
-    """The decomposition of which each turn of a response is an entry.
+    """Return the decomposition in which each turn of a response is an entry.
 
-    A component by turn is normalised over the responses of the group that reached the turn:
+    A per-turn component is normalised over the responses of the group that reached the turn:
 
     z[i, k, t] = (G[i, k, t] - mean of G[., k, t]) / (std of G[., k, t] + epsilon)
 
-    One baseline for each turn does not depend on what the response does from there on, so that the
-    gradient keeps its direction: with n responses that reached it, it is scaled by 1 - 1/n, as that
-    of a whole response is, and divided by the deviation. (A sum of values that are normalised turn
-    by turn depends on where the response stops.) A component without turns has its response's z, as
-    in `whole`, at each turn. Whitening over tokens takes each turn's own.
+    The mean of a turn does not depend on what a response does after that turn, so the gradient
+    keeps its direction. With n responses that reached the turn, the gradient is scaled by 1 - 1/n,
+    as for a complete response, and divided by the deviation. (A sum of values that are normalised
+    turn by turn would depend on where the response stops.) A component without turns has the z of
+    its response, as in `whole`, at each turn. Whitening over tokens uses the tokens of each turn.
 
     Args:
-      whole: of the responses, by turn components with their sums; its gate closes groups here, too.
-      turns: of the responses.
-      credit: float64, shape (E, K), what each turn is credited with, after conditions; NaN where
-        not scored, and in the columns of components without turns.
-      by_turn: the columns of the others: bool, shape (K,).
+      whole: the decomposition of the responses, with the sums of per-turn components; its gate
+        applies here as well.
+      turns: the turns of the responses.
+      credit: float64, shape (E, K), the credit of each turn after conditions; NaN where not
+        scored, and in the columns of components without turns.
+      by_turn: the columns of per-turn components: bool, shape (K,).
     """
     responses = turns.responses
     codes, number = whole.groups
@@ -175,16 +176,16 @@ def decompose_turns(
 
 
 def check_credit(variant: Variant, whiten: str, where: str) -> None:
-    """Raise ValueError where credit by turn is not defined; `where` stands before the keys."""
-    remedy = f"Or set {where}.credit=answer, which credits the whole response with the sum."
+    """Raise ValueError where per-turn credit is not defined; `where` precedes the keys."""
+    remedy = f"Or set {where}.credit=answer, which credits the complete response with the sum."
     if not variant.reads_only_z:
         raise ValueError(
-            f"{where}.variant: {variant.name!r} looks at the rewards of whole responses, beside "
-            "their normalised values, and a reward by turn has no value that is comparable from "
-            f"turn to turn. Take gdpo. {remedy}"
+            f"{where}.variant: {variant.name!r} uses the raw rewards of complete responses in "
+            "addition to their normalised values, and the values of a per-turn reward cannot be "
+            f"compared between turns. Use gdpo. {remedy}"
         )
     if whiten == "sequence":
         raise ValueError(
-            f"{where}.whiten: over sequences there is one value a response, and a reward by turn "
-            f"gives it one a turn. Take token or none. {remedy}"
+            f"{where}.whiten: whitening over sequences needs one value per response, and a "
+            f"per-turn reward has one value per turn. Use token or none. {remedy}"
         )

@@ -1,4 +1,4 @@
-"""A variant: an estimator that makes one number of a response's components in its own way."""
+"""A variant: an estimator that combines the components of a response in its own way."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ Ranges = Sequence[tuple[float, float] | None]
 
 @dataclass(frozen=True)
 class Variant:
-    """A function of a `Decomposition`, and what has to be known to call it.
+    """A function of a `Decomposition`, and the facts that are needed to call it.
 
     Attributes:
-      name: of `algorithm.gdpo.variant`.
+      name: the value of `algorithm.gdpo.variant`.
       combine: takes a `Decomposition` and its own settings as keyword arguments; returns float64,
-        shape (B,), before the batch step, with the largest weight as the unit.
-      settings: the keyword arguments, all of them.
+        shape (B,), before the batch step, in units of the largest weight.
+      settings: all keyword arguments.
       limits: the smallest and the largest value of a setting that is a number.
-      whiten: the batch step that the method's authors take.
+      whiten: the batch step of the method's authors.
       unbiased: the batch step divides the squares by n - 1, else by n.
-      linear: doubled weights double what `combine` stands for.
-      may_drop_rows: NaN in a live row takes it out of the batch step and gives it 0.
-      keeps_units: a small deviation of the result means a small reward, not noise.
+      linear: doubled weights double the advantages.
+      may_drop_rows: `combine` may return NaN for a row; the row is then left out of the batch step
+        and gets 0.
+      keeps_units: a small deviation of the result means small rewards, not noise.
       uses_epsilon: `epsilon` changes the result.
       needs_ranges: every component has to declare its range.
       weights: "any", "positive" (none below 0), or "equal" (all the same, above 0).
-      least_group: the responses that a group needs for more than one component.
-      reads_only_z: of the rewards it looks at nothing but their normalised values.
+      least_group: the number of responses that a group needs if there are several components.
+      reads_only_z: the variant uses only the normalised values of the rewards.
     """
 
     name: str
@@ -62,14 +63,14 @@ class Variant:
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def with_settings(self, given: Mapping[str, Any], where: str = "") -> Variant:
-        """The variant with these settings, the others at their defaults.
+        """Return the variant with these settings, and the defaults of the others.
 
         Args:
-          given: by name.
-          where: what stands before a setting's name in an error.
+          given: the settings by name.
+          where: the text before the name of a setting in an error.
 
         Raises:
-          ValueError: an unknown setting, or a value of another kind or outside its limits.
+          ValueError: a setting is unknown, or a value has another type or is outside its limits.
         """
         for name, value in given.items():
             if name not in self.defaults:
@@ -82,7 +83,7 @@ class Variant:
 
     def _check_setting(self, where: str, name: str, value: Any) -> None:
         default = self.defaults[name]
-        # bool first: in Python it is an int, and 1 is no answer to a question.
+        # bool comes first, because in Python it is an int, and 1 is not accepted for true.
         if isinstance(default, bool):
             if not isinstance(value, bool):
                 raise ValueError(f"{where}: expected true or false, found {value!r}")
@@ -98,12 +99,12 @@ class Variant:
         if self.weights == "positive" and min(weights) < 0:
             raise ValueError(
                 f"{where}: the variant {self.name!r} is defined for weights of at least 0, found "
-                f"{list(weights)}. Turn the reward round instead (1 - r, say)."
+                f"{list(weights)}. Reverse the reward instead, for example 1 - r."
             )
         if self.weights == "equal" and (min(weights) != max(weights) or min(weights) <= 0):
             raise ValueError(
-                f"{where}: the variant {self.name!r} is undefined with weights, found "
-                f"{list(weights)}. Leave them out, or use another variant."
+                f"{where}: the variant {self.name!r} is not defined with different weights, found "
+                f"{list(weights)}. Remove the weights, or use another variant."
             )
 
     def check_ranges(
@@ -115,15 +116,15 @@ class Variant:
         if self.needs_ranges and missing:
             raise ValueError(
                 f"{where}: the variant {self.name!r} needs the smallest and the largest value of "
-                f"each component; none are known for {missing}."
+                f"each component, and these have none: {missing}."
             )
 
     def check_group_size(self, size: int, components: int, where: str = "group_ids") -> None:
         """Raise ValueError where groups are too small for the method."""
-        # Groups of one have no advantage under any variant; a batch may hold some.
+        # Groups of one have no advantage under any variant, and a batch may contain some.
         if components > 1 and 1 < size < self.least_group:
             raise ValueError(
-                f"{where}: the variant {self.name!r} takes correlations within a group, which are "
+                f"{where}: the variant {self.name!r} uses correlations within a group, which are "
                 f"always 1 or -1 in groups of {size}; expected at least {self.least_group} "
                 "responses to a prompt."
             )

@@ -1,7 +1,7 @@
-"""The settings, read and checked once, and the declaration of a reward's components.
+"""The settings, read and checked once, and the declaration of components.
 
-A reward declares them with `gdpo_verl.config.components` and needs no torch, which the settings do:
-they are imported when they are asked for.
+A reward function declares its components with `gdpo_verl.config.components`, which does not need
+torch. The settings need torch, so they are imported only when they are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A reward function's components, declared beside it: names, ranges, which may be absent."""
+"""The declaration of a reward function's components: names, ranges, and which may be missing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Columns of verl's dumps, which a component of the name would overwrite, and `reward`, under which
-# verl's validation collects the scores (verl/trainer/ppo/v1/trainer_base.py, `_validate`).
+# Columns of verl's dumps, which a component with the same name would overwrite, and `reward`, under
+# which verl's validation collects the scores (verl/trainer/ppo/v1/trainer_base.py, `_validate`).
 TOKENS, MINI_BATCH = "response_tokens", "mini_batch"
-"""Our own columns in the dumps beside the advantages."""
+"""Our own columns in the dumps, in addition to the advantages."""
 RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step", TOKENS, MINI_BATCH)
 BY_TURN = "_by_turn"
-"""The end of the name under which the list of a component by turn stands beside its sum."""
+"""The end of the name of the column with the list of a per-turn component."""
 ADVANTAGE = "_advantage"
 """The end of the names of our own columns in the dumps."""
 
@@ -30,9 +30,9 @@ class Component:
     high: float | None = None  # the largest value it can take; None when unbounded
     # The key may be missing for some data sources: a missing, None or NaN value is *not scored*.
     optional: bool = False
-    # The share of a batch's answers above which missing values end the training; None: never.
+    # If a larger share of a batch's responses has no value, the run ends; None: it never ends.
     most_unscored: float | None = None
-    # A list, one number for each turn of the model's in the answer; low and high are of one turn.
+    # A list, one number for each turn of the model in the response; low and high are of one turn.
     by_turn: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Component:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The smallest and the largest value, where both are known and differ."""
+        """The smallest and the largest value; None unless both are known and differ."""
         if self.low is None or self.high is None or self.low == self.high:
             return None
         return float(self.low), float(self.high)
@@ -58,8 +58,8 @@ class Component:
 def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Callable[[F], F]:
     """Attach the declaration that the estimator, the metrics and the checks read.
 
-    The function, sync or async, returns `score`, every component that is not optional, and
-    whatever else is to be logged, the same keys for any text.
+    The function, sync or async, returns `score`, every component that is not optional, and any
+    further values to log. It returns the same keys for every text.
 
     >>> @declares(Component("format", 0, 1), "correctness")
     ... def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -68,11 +68,12 @@ def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Calla
     ['format', 'correctness']
 
     Args:
-      by_turn: the names of the components that are a list, one number for each turn of the model's;
-        those that are not among `components` come after them. In verl the model's turns are
-        `extra_info["num_turns"] // 2`, for verl counts the question and the tools' results, too.
+      by_turn: the names of the components whose value is a list, one number for each turn of the
+        model. Names that are not among `components` are added after them. In verl the number of
+        the model's turns is `extra_info["num_turns"] // 2`, because verl also counts the question
+        and the results of the tools.
     """
-    if isinstance(by_turn, str):  # else its letters would be names
+    if isinstance(by_turn, str):  # a string would be read as one name per letter
         by_turn = (by_turn,)
     declared = [
         replace(each, by_turn=True) if each.name in by_turn else each
@@ -89,9 +90,10 @@ def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Calla
 
 
 def declared_components(reward: Any) -> tuple[Component, ...]:
-    """The declaration of a reward function or manager class, empty when it has none.
+    """Return the declaration of a reward function or manager class; empty when it has none.
 
-    Raises ValueError for an entry that is neither a `Component` nor a name, and as `check_names`.
+    Raises ValueError for an entry that is neither a `Component` nor a name, and the errors of
+    `check_names`.
     """
     return _checked(getattr(reward, "components", None) or ())
 
@@ -103,11 +105,12 @@ def _checked(entries: Iterable[Component | str]) -> tuple[Component, ...]:
 
 
 def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
-    """Components, of which those without a range may be written as a name.
+    """Return components; an entry without a range may be given by its name alone.
 
-    Raises ValueError for an entry that is neither, and for a name that is there twice.
+    Raises ValueError for an entry that is neither a `Component` nor a name, and for a name that
+    occurs twice.
     """
-    if isinstance(entries, str):  # else its letters would be names
+    if isinstance(entries, str):  # a string would be read as one name per letter
         entries = (entries,)
     if not isinstance(entries, Iterable):
         raise ValueError(f"components: expected names or Component objects, found {entries!r}")
@@ -120,18 +123,18 @@ def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
 
 
 def check_distinct(names: Sequence[Any], where: str) -> None:
-    """Raise ValueError, which begins with `where`, for what is no name or is there twice."""
+    """Raise ValueError, beginning with `where`, for an entry that is no name or occurs twice."""
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"{where}: expected distinct names of components, found {list(names)}")
 
 
 def check_names(names: Sequence[Any], where: str) -> None:
-    """Raise ValueError, which begins with `where`, for names that no component can have in verl."""
+    """Raise ValueError, beginning with `where`, for names that no component can have in verl."""
     check_distinct(names, where)
     for name in names:
         if name in RESERVED or name.endswith(ADVANTAGE):
             raise ValueError(
-                f"{where}: {name!r} cannot be the name of a component. verl and gdpo-verl have "
-                f"columns of the names {list(RESERVED)} and of those that end in {ADVANTAGE!r}, "
-                "which it would overwrite. Choose another name."
+                f"{where}: {name!r} cannot be the name of a component, because it would overwrite "
+                f"a column of verl's or gdpo-verl's dumps. Reserved are {list(RESERVED)} and all "
+                f"names that end in {ADVANTAGE!r}. Choose another name."
             )

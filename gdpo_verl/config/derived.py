@@ -1,4 +1,4 @@
-"""Derived components: a function of the user's own that sees a whole group of responses."""
+"""Derived components: a user's function that gets all responses of a group."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gdpo_verl.advantage.variants import load_function, random_state_kept
 
 @dataclass(frozen=True)
 class Derived:
-    """One of `algorithm.gdpo.derived`.
+    """One entry of `algorithm.gdpo.derived`.
 
     Attributes:
-      key: its key in the settings, in full.
-      address: of the function, ``pkg://module:function`` or ``FILE.py:function``.
+      key: the full key in the settings.
+      address: the address of the function, ``pkg://module:function`` or ``FILE.py:function``.
       options: keyword arguments of the function.
-      range: its smallest and its largest value, in reward units, where they are known.
+      range: the smallest and the largest value, in reward units, where they are known.
     """
 
     key: str
@@ -30,13 +30,13 @@ class Derived:
 
     @cached_property
     def function(self) -> Any:
-        """The function; ValueError where it cannot be imported."""
+        """The function; raises ValueError where it cannot be imported."""
         return load_function(self.address, self.key)
 
     def _of_group(
         self, infos: list[dict[str, Any]], lengths: list[int | None], group: str
     ) -> list[float]:
-        """Call the function on the responses of one group, `group` in an error."""
+        """Call the function on the responses of one group; an error calls the group `group`."""
         where = f"{self.key}: {self.address}"
         size = len(infos)
         function = self.function
@@ -45,7 +45,7 @@ class Derived:
         except Exception as error:  # a user's function may raise anything
             hint = ""
             if None in lengths:
-                hint = " (the lengths are None: give token_counts)"
+                hint = " (the lengths are None: pass token_counts)"
             raise ValueError(
                 f"{where} failed for {group}: {type(error).__name__}: {error}{hint}"
             ) from error
@@ -73,23 +73,23 @@ class Derived:
         """Call the function on the responses of each group.
 
         Args:
-          infos: what the reward returned for each response; the function gets copies.
-          lengths: of each in tokens; None where they are not known.
-          groups: of each; equal ones share a prompt.
+          infos: what the reward function returned for each response; the function gets copies.
+          lengths: the length of each response in tokens; None where it is not known.
+          groups: the group of each response; equal ones share a prompt.
 
         Returns:
-          B numbers, NaN where not scored or alone in its group.
+          B numbers; NaN where a response is not scored or is alone in its group.
 
         Raises:
-          ValueError: the function raised, or returned something else than a number or None for
-            each response; names function and group.
+          ValueError: the function raised, or did not return a number or None for each response.
+            The error names the function and the group.
         """
         rows_of: dict[Hashable, list[int]] = {}
         for row, group in enumerate(groups):
             rows_of.setdefault(group, []).append(row)
         column = [math.nan] * len(infos)
         for group, rows in rows_of.items():
-            if len(rows) == 1:  # with nothing that it could be compared with
+            if len(rows) == 1:  # there is nothing to compare it with
                 continue
             own = [dict(infos[row]) for row in rows]
             values = self._of_group(own, [lengths[row] for row in rows], f"the group {group!r}")

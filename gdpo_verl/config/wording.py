@@ -1,6 +1,6 @@
-"""The names under which a reader has the settings, and the remedies that exist there.
+"""The names of the settings in errors, and the remedies that apply to them.
 
-The same settings come from verl's configuration, or as an argument of a function of ours.
+The same settings come from verl's configuration, or as an argument of one of our functions.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ class Wording:
     """The words of an error that depend on where the settings come from.
 
     Attributes:
-      root: before each key of the settings.
-      rewards, group_size: the places of what the reward returned, and of the number of responses
-        to a prompt.
-      components, ranges: the remedy where none are declared.
+      root: the prefix of each key of the settings.
+      rewards, group_size: the names of the setting with the components, and of the number of
+        responses to a prompt.
+      components, ranges: the remedies where none are declared.
       absent: the remedy for a component that was not returned.
     """
 
@@ -37,10 +37,10 @@ VERL = Wording(
     root="algorithm",
     rewards="algorithm.gdpo_reward_keys",
     group_size="actor_rollout_ref.rollout.n",
-    components="Set algorithm.gdpo_reward_keys=[...] (on a stock verl configuration with a leading "
-    "+), or declare them with gdpo_verl.rewards.declares: a decorator above that needs "
-    "functools.wraps to keep them.",
-    ranges="Declare them beside the reward: @declares(Component(name, low, high)) of "
-    "gdpo_verl.rewards.",
-    absent="Return it from compute_score on every path, failures included, or remove the key.",
+    components="Set algorithm.gdpo_reward_keys=[...] (with a leading + outside of our recipes), or "
+    "declare them with gdpo_verl.rewards.declares. A decorator above that one "
+    "must use functools.wraps, or the declaration is lost.",
+    ranges="Declare them with @declares(Component(name, low, high)) of gdpo_verl.rewards on the "
+    "reward function.",
+    absent="Return it from compute_score in every case, also after a failure, or remove the key.",
 )

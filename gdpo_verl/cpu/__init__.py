@@ -1,10 +1,12 @@
-"""verl, FSDP2 and vLLM's CPU build on a machine without a GPU.
+"""Run verl, FSDP2 and vLLM's CPU build on a machine without a GPU.
 
-Chosen by ``VERL_PLATFORM=cpu`` (verl's own switch) and the ``cpu`` hardware recipe. Loaded in
-each of verl's processes by `gdpo_verl.cpu.entry`, and in vLLM's by `gdpo_verl.cpu.vllm`.
+The platform is chosen with ``VERL_PLATFORM=cpu`` (verl's own switch) and the ``cpu`` hardware
+recipe. It is loaded in each of verl's processes by `gdpo_verl.cpu.entry`, and in vLLM's by
+`gdpo_verl.cpu.vllm`.
 
-For learning and testing: the driver, Ray, vLLM and FSDP2 are the real ones, and slow. Covered are
-the trainer's modes sync, colocate_async and separate_async; SGLang and Megatron are not.
+It is meant for learning and testing: the driver, Ray, vLLM and FSDP2 are the real ones, and they
+are slow on a CPU. It supports the trainer modes sync, colocate_async and separate_async, but not
+SGLang and Megatron.
 """
 
 from __future__ import annotations

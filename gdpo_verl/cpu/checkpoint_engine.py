@@ -1,9 +1,9 @@
-"""Weights from the trainer to rollout replicas on other devices, over gloo.
+"""Send weights from the trainer to rollout replicas on other devices, over gloo.
 
-verl's mode `separate_async` needs a checkpoint engine other than ``naive``, and those that verl
-brings need GPUs, NPUs or RDMA (verl/checkpoint_engine). Its registry is open:
-``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module`` imports this module, as the
-recipes' ``hardware=cpu`` says, which registers the backend ``gloo``.
+verl's mode `separate_async` needs a checkpoint engine other than ``naive``, and those in verl
+need GPUs, NPUs or RDMA (verl/checkpoint_engine). Its registry accepts others:
+``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module`` imports this module, which
+registers the backend ``gloo``. The recipes' ``hardware=cpu`` sets this key.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from gdpo_verl.plugin.loopback import bind
 
-# How long a process waits for the others; an update that takes longer has lost one of them.
+# How long a process waits for the others. If an update takes longer, one of them has ended.
 TIMEOUT = timedelta(minutes=10)
 _END = "null"
 
 
 @CheckpointEngineRegistry.register("gloo")
 class GlooCheckpointEngine(CheckpointEngine):
-    """Broadcasts one weight after the other from the first trainer process to all replicas.
+    """Broadcast one weight after the other from the first trainer process to all replicas.
 
-    The group lives for one update and is separate from torch's default group, which the
+    The group exists for one update and is separate from torch's default group, which the
     trainer's processes and those of a replica already use. Names, shapes and dtypes go
     through its store.
 
     Args:
-      bucket_size: verl gives it to every engine; without buckets it means nothing here.
+      bucket_size: verl passes it to every engine; it is not used here, because there are no
+        buckets.
       is_master: whether this is the trainer process that sends.
     """
 
@@ -44,7 +45,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self.group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """Open the store on the sender; where it is goes to `build_topology`."""
+        """Open the store on the sender; its address goes to `build_topology`."""
         if not self.is_master:
             return {}
         host = ray.util.get_node_ip_address().strip("[]")
@@ -62,7 +63,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The sender is rank 0, the replicas' processes follow, other trainer processes get -1."""
+        """Give the sender rank 0, the replicas' processes the next ranks, and other ones -1."""
         (store,) = filter(None, metadata)
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -79,7 +80,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def init_process_group(  # type: ignore[override]
         self, rank: int, world_size: int, store: dict[str, Any]
     ) -> None:
-        """Join the group; returns when all of it have."""
+        """Join the group, and return when all processes have joined."""
         if rank < 0:
             return
         if self.store is None:
@@ -95,7 +96,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> None:
-        """Send all weights; in a trainer process with rank -1, only help to gather them."""
+        """Send all weights; a trainer process with rank -1 only helps to gather them."""
         count = 0
         for name, weight in weights:  # gathers a sharded weight from all trainer processes
             if self.group is not None:

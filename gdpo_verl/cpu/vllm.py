@@ -1,7 +1,7 @@
-"""vLLM's CPU build with weights that can be updated while it serves, on few cores.
+"""Patches of vLLM's CPU build: weights that can be updated while it serves, on few cores.
 
-The entry point `gdpo_cpu` of group `vllm.general_plugins`, which vLLM calls in each of its
-processes before a model is loaded.
+This is the entry point `gdpo_cpu` of the group `vllm.general_plugins`, which vLLM calls in each of
+its processes before a model is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RECHECK_MS = 2
 
 
 def apply() -> None:
-    """Apply both departures to this process, on the CPU platform."""
+    """Apply both patches to this process, on the CPU platform."""
     if chosen():
         keep_plain_weights()
         wait_without_spinning()
@@ -25,7 +25,7 @@ def apply() -> None:
 def keep_plain_weights() -> None:
     """On CPU vLLM packs the weights of linear layers for oneDNN or its SGL kernels and drops
     the originals (vllm/model_executor/layers/utils.py, `dispatch_cpu_unquantized_gemm`), so
-    the trainer's updates find no parameter to write to. Without both, layers stay plain."""
+    the trainer's updates find no parameter to write to. Without packing, layers stay plain."""
     import vllm._custom_ops as ops
 
     ops._supports_onednn = False
@@ -33,9 +33,9 @@ def keep_plain_weights() -> None:
 
 
 def wait_without_spinning() -> None:
-    """vLLM's engine and its worker take turns, and the one that waits spins for a second before it
+    """vLLM's engine and its worker take turns. The process that waits spins for a second before it
     sleeps (vllm/distributed/device_communicators/shm_broadcast.py, `SpinCondition`), on a core
-    that the agent loop needs. A reader that sleeps may miss that it was notified, and looks again
+    that the agent loop needs. A reader that sleeps may miss a notification, and then checks again
     only after `SHM_READER_RECHECK_INTERVAL_MS`, 5 s, as long as several steps."""
     from vllm.distributed.device_communicators import shm_broadcast
 

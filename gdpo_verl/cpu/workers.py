@@ -1,14 +1,15 @@
-"""Ray's workers as forks of one process that has imported verl and vLLM once.
+"""Start Ray's workers as forks of one process that has imported verl and vLLM once.
 
-Each of a training's eight Ray workers imports verl, and most of them vLLM, one worker after the
-other: most of a start on a few cores. ``py_executable`` of Ray's runtime environment names the
-command that it starts a worker with; here that is this module, which asks the server to fork one
-and stays as long as the worker does:
+Each of the eight Ray workers of a run imports verl, and most of them vLLM, one worker after the
+other. On a few cores this is most of the time of a start. ``py_executable`` of Ray's runtime
+environment names the command that starts a worker. Here that command is this module, which asks the
+server to fork a worker, and ends when the worker ends:
 
     python -I -S gdpo_verl/cpu/workers.py SOCKET default_worker.py --its-arguments
 
-For a Ray that verl starts itself; a cluster's nodes start their workers themselves. The number of
-threads that torch computes with is the server's, since a worker's OMP_NUM_THREADS comes too late.
+This works for a Ray that verl starts itself; the nodes of a cluster start their workers themselves.
+The server determines the number of torch's threads, because a worker gets its OMP_NUM_THREADS too
+late.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# What the workers of a training import; a module that is not there is imported by none of them.
+# What the workers of a run import; a module that is not installed is imported by none of them.
 MODULES = (
     "ray._private.workers.default_worker",
     "verl.trainer.ppo.v1",
@@ -50,17 +51,17 @@ _LENGTH = struct.Struct("!I")
 _STATUS = struct.Struct("!i")
 _MOST_FILES = 250  # in one message
 _EXECUTABLE = "python"
-# Without site-packages: a process that stands for a worker imports nothing that it can spare.
+# Without site-packages: a process that represents a worker imports as little as possible.
 _STAND = [sys.executable, "-I", "-S", __file__]
 _SERVE = [sys.executable, "-m", "gdpo_verl.cpu.workers", "--serve"]
 
 
 def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> str:
-    """Start a server that ends with this process; returns the command for ``py_executable``.
+    """Start a server that ends with this process; return the command for ``py_executable``.
 
     Args:
-      environment: added to this process's while the modules are imported. A worker gets its own.
-      modules: that the server imports.
+      environment: variables that are added while the modules are imported. A worker has its own.
+      modules: the modules that the server imports.
     """
     address = Path(tempfile.mkdtemp(prefix="gdpo-verl-")) / "workers"
     command = [*_STAND, str(address)]
@@ -68,13 +69,14 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     executable.chmod(0o700)
     # Ray reads both when it is imported, and not when a worker starts. The first job of a Ray has
-    # this number, and a worker ends with the raylet of this number: here with the driver, with
-    # which its raylet ends, too.
+    # this number. A worker ends with the raylet that has this process id: here with the driver,
+    # because its raylet ends with the driver as well.
     of_any_worker = {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen(64)  # workers may ask while the server imports
-        # Nobody writes to the pipe; its other end closes when this process ends, however it does.
+        # Nothing is written to the pipe. Its other end closes when this process ends for any
+        # reason.
         end, _ = os.pipe()
         subprocess.Popen(
             [*_SERVE, str(listener.fileno()), *modules],
@@ -87,18 +89,18 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
 
 
 def serve(listener: socket.socket, modules: Sequence[str]) -> None:
-    """Import, then fork a worker for each request; returns in the server and in each worker."""
+    """Import, then fork a worker for each request; return in the server and in each worker."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
-    gc.disable()  # a sixth of the imports' time, and the modules' objects stay anyway
-    # Before Ray, one of whose modules is to be patched when it is imported; where it is one of
-    # verl's modules that brings the patches, Ray's generator is seeded for all forks.
+    gc.disable()  # it would take a sixth of the time, and the modules' objects stay anyway
+    # This comes before Ray, because one of Ray's modules must be patched when it is imported. If a
+    # module of verl installed the patches, Ray's generator would be seeded for all forks.
     importlib.import_module("gdpo_verl.cpu.entry")
     for module in modules:
         importlib.import_module(module)
-    gc.freeze()  # no worker's collector goes through them and copies their pages
+    gc.freeze()  # a worker's garbage collector does not visit them and copy their pages
     gc.enable()
     executable = str(Path(listener.getsockname()).with_name(_EXECUTABLE))
-    workers: dict[int, tuple[int, socket.socket]] = {}  # by a file that is readable once it ended
+    workers: dict[int, tuple[int, socket.socket]] = {}  # the file is readable after its end
     while True:
         ready = select.select([listener, sys.stdin, *workers], [], [])[0]
         if sys.stdin in ready:
@@ -106,7 +108,7 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
         for ended in [file for file in workers if file in ready]:
             pid, connection = workers.pop(ended)
             os.close(ended)
-            with connection, contextlib.suppress(OSError):  # who stood for it may have gone first
+            with connection, contextlib.suppress(OSError):  # its client may have ended
                 connection.sendall(_STATUS.pack(os.waitpid(pid, 0)[1]))
         if listener in ready:
             connection, _ = listener.accept()
@@ -123,27 +125,29 @@ def serve(listener: socket.socket, modules: Sequence[str]) -> None:
 
 
 def adopt_request(connection: socket.socket, executable: str) -> None:
-    """Turn this fork into the requested worker: take over its argv, environment and files.
+    """Turn this fork into the requested worker with its argv, environment and files.
 
-    Processes that it spawns by `multiprocessing`, as vLLM its engine, are forks of the server too.
+    Processes that it spawns with `multiprocessing`, such as vLLM's engine, are forks of the server
+    as well.
     """
     import numpy
 
     request = _take_files(connection)
-    spawned = "-c" in request["arguments"]  # else a worker of Ray's, which brings its own titles
+    spawned = "-c" in request["arguments"]  # not for a worker of Ray, which sets its own titles
     if spawned:
         with contextlib.suppress(ImportError):
-            # vLLM's titles: they find their place by the environment that the process began with.
+            # vLLM's titles: their place in memory depends on the environment at the start of the
+            # process.
             importlib.import_module("setproctitle").getproctitle()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    with contextlib.suppress(PermissionError):  # to be more urgent than the server
+    with contextlib.suppress(PermissionError):  # a higher priority than the server
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     raylet: Any = importlib.import_module("ray._raylet")
-    # Reads RAY_AUTH_MODE, which `ray.init` chose after the server began.
+    # This reads RAY_AUTH_MODE, which `ray.init` chose after the server had started.
     raylet.Config.initialize("")
-    numpy.random.seed()  # the server's state would be every worker's
+    numpy.random.seed()  # else every worker would have the state of the server
     multiprocessing.set_executable(executable)
     sys.argv = request["arguments"]
     if not spawned:
@@ -159,11 +163,11 @@ def adopt_request(connection: socket.socket, executable: str) -> None:
 
 
 def _take_files(connection: socket.socket) -> dict[str, Any]:
-    """Read the request and give its files the numbers that they have in the asking process."""
+    """Read the request, and give its files the numbers that they have in the asking process."""
     header, received, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_FILES)
     with connection.makefile("rb") as stream:
         request: dict[str, Any] = json.loads(stream.read(*_LENGTH.unpack(header)))
-    # First out of the way of those numbers.
+    # First move them away from those numbers.
     kept, *files = [
         fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _MOST_FILES)
         for file in (connection.fileno(), *received)
@@ -178,7 +182,7 @@ def _take_files(connection: socket.socket) -> dict[str, Any]:
 
 
 def _end_with(connection: int) -> None:
-    """End this process as soon as the one that stands for it does."""
+    """End this process as soon as the process that represents it ends."""
     os.read(connection, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)

@@ -1,1 +1,1 @@
-"""The laboratory: what a person starts. Nothing outside it imports from it."""
+"""The commands that a person starts. No package outside of `lab` imports from it."""

@@ -1,4 +1,4 @@
-"""The aggregation of our metrics over the mini-batches of a step, by verl's `MetricsAggregator`."""
+"""Aggregate our metrics over the mini-batches of a step with verl's `MetricsAggregator`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gdpo_verl.plugin.hooks import wrap
 
 
 def install(aggregator: Any) -> None:
-    """Wrap the methods that decide about one metric; those of others stay verl's."""
+    """Wrap the methods that decide about one metric; verl still decides about other metrics."""
     wrap(aggregator, "_get_aggregation_type", _aggregation)
     wrap(aggregator, "_get_metric_weight", _metric_weight)
     wrap(aggregator, "_aggregate_single_metric", _aggregate)
@@ -26,8 +26,8 @@ def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
 def _metric_weight(
     original: Any, aggregator: Any, metric_name: str, metrics: dict[str, Any], sample_count: int
 ) -> Any:
-    # verl weighs each mean by the rows of its mini-batch (`_get_metric_weight`), also one that is
-    # taken over few of them.
+    # verl weights each mean with the rows of its mini-batch (`_get_metric_weight`), even if the
+    # mean is over only a few of these rows.
     value = metrics.get(metric_name)
     if isinstance(value, diagnostics.Weighted):
         return value.weight
@@ -35,8 +35,8 @@ def _metric_weight(
 
 
 def _aggregate(original: Any, aggregator: Any, metric_name: str, values: list[float]) -> Any:
-    # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`); a
-    # code that no answer of it has is 0 there.
+    # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`), but
+    # a code that no response of the mini-batch has must count as 0.
     if names.PARSE_ERROR_CODE.name_in(metric_name) is None:
         return original(aggregator, metric_name, values)
     weights = aggregator.metric_weights

@@ -1,4 +1,4 @@
-"""A batch of rollouts as the estimator needs it: components by row, rows by session."""
+"""A batch of rollouts as the estimator needs it: each row's components and its session."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from gdpo_verl.reward_dicts import (
     unnested,
 )
 
-# The largest share of a batch's responses that may be without a reward; above it training ends.
+# The largest share of a batch's responses that may have no reward; above it the run ends.
 MOST_REWARD_ERRORS = 0.5
 NEEDS_SEAM = (
-    "needs what verl's default trainer alone shows us of a batch. Train with verl.trainer.main_ppo "
-    "and trainer.use_v1=true, or do without."
+    "works only in verl's default trainer. Train with verl.trainer.main_ppo and "
+    "trainer.use_v1=true, or remove this setting."
 )
 
 
 def failed_judgement(info: Mapping[str, Any]) -> str:
-    """The reason why verl's `rate_limited` manager has no reward for a row; '' where it has one.
+    """Return why verl's `rate_limited` manager has no reward for a row; '' where it has one.
 
-    It then returns the score 0 and one of two more keys beside 'acc' (verl/experimental/
-    reward_loop/reward_manager/limited.py, `run_single`); such a row is not scored.
+    Without a reward it returns the score 0 and one of two keys in addition to 'acc'
+    (verl/experimental/ reward_loop/reward_manager/limited.py, `run_single`); such a row is not
+    scored.
     """
     if set(info) == {"timeout", "acc"}:
         return "timeout"
@@ -46,26 +47,26 @@ def failed_judgement(info: Mapping[str, Any]) -> str:
 
 
 def judged(info: Mapping[str, Any], objective: Objective) -> Mapping[str, Any]:
-    """Return what the reward gave a row, verl's `reward_extra_info`, under the components' names.
+    """Return the rewards of a row, verl's `reward_extra_info`, under the components' names.
 
-    A row without a judgement has none of them, which is no fault of the reward: they are None.
+    In a row without a reward (`failed_judgement`) all components are None.
     """
     return dict.fromkeys(objective.keys) if failed_judgement(info) else unnested(info)
 
 
 @dataclass(frozen=True)
 class RewardRows:
-    """The rows of one advantage computation with their rewards, handed to the estimator.
+    """The rows of one advantage computation and their rewards, as the estimator gets them.
 
     Attributes:
       objective: components, weights and settings.
-      infos: what the reward returned for each row (verl's `reward_extra_info`).
+      infos: what the reward function returned for each row (verl's `reward_extra_info`).
       keys: verl's names of the rows.
-      padding: the rows that verl added to fill the batch; empty where there are none.
-      masks: the response mask of each row as it was sampled, for what needs lengths; verl's
-        rollout correction may have emptied the one that an estimator gets. Without them no derived
+      padding: which rows verl added to fill the batch; empty where there are none.
+      masks: the response mask of each row as sampled, for all that needs lengths. verl's rollout
+        correction may have emptied the mask that an estimator gets. Without `masks` no derived
         component is scored.
-      global_step: of the training, for scheduled weights.
+      global_step: the global step of the run, for scheduled weights.
     """
 
     objective: Objective
@@ -85,7 +86,7 @@ class Sessions:
 
     Attributes:
       rows: their number, B.
-      real: int64, the rows that are no padding, and `of_real`, the session of each.
+      real: int64, the rows that are not padding; `of_real`: the session of each of them.
       last: int64, shape (S,), the row of each session's last output.
     """
 
@@ -96,13 +97,13 @@ class Sessions:
 
     @classmethod
     def of(cls, keys: Sequence[str], padding: Sequence[bool]) -> Sessions:
-        """Join the rows of these names; `padding` is empty where there is none."""
+        """Join the rows with these names to sessions; `padding` is empty where there is none."""
         real = [row for row, pad in enumerate(padding or [False] * len(keys)) if not pad]
         names = [RowKey.parse(keys[row]) for row in real]
         place: dict[tuple[str, int], int] = {}
         of_real = [place.setdefault(name[:2], len(place)) for name in names]
-        # verl's balancing shuffles the rows; in the order of the outputs, the last of a session
-        # takes the place of its others.
+        # verl's balancing shuffles the rows. Here they are in the order of the outputs, so that the
+        # last output of a session replaces the earlier ones.
         order = sorted(range(len(real)), key=lambda row: names[row].output)
         last = {of_real[row]: real[row] for row in order}
         return cls(
@@ -113,12 +114,12 @@ class Sessions:
         )
 
     def sums(self, of_rows: Tensor) -> Tensor:
-        """A number of each row added up by session: (B,) to (S,)."""
+        """Add up a number of each row per session: (B,) to (S,)."""
         sums = of_rows.new_zeros(len(self.last))
         return sums.index_add_(0, self.of_real, of_rows[self.real])
 
     def to_rows(self, of_sessions: Tensor) -> Tensor:
-        """A number for each session as one for each row, 0 for padding: (S,) to (B,)."""
+        """Give each row the number of its session, and padding 0: (S,) to (B,)."""
         rows = of_sessions.new_zeros(self.rows)
         rows[self.real] = of_sessions[self.of_real]
         return rows
@@ -128,19 +129,19 @@ class Sessions:
 class RewardBatch:
     """The rows of one advantage computation, joined to sessions, and their decomposition.
 
-    A session with several outputs is one entry in every group statistic, by its last output; its
-    advantage goes to all of them. Padding gets 0.
+    A session with several outputs is one entry in every group statistic, with its last output; all
+    of its outputs get its advantage. Padding gets 0.
 
     Attributes:
-      rows: as they were handed in.
-      raw: float64, shape (B, K), in reward units, as the reward returned them; NaN where
+      rows: the rows.
+      raw: float64, shape (B, K), in reward units, as the reward function returned them; NaN where
         not scored and in padding rows.
       token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
-      mask: the response mask of the loss, shape (B, T), for components by turn.
-      sessions: of the rows, S in all.
+      mask: the response mask of the loss, shape (B, T), for per-turn components.
+      sessions: the sessions of the rows, S in total.
       group_ids: the group of each session.
-      infos: the reward's dict for each session's last output (`judged`).
-      errors: the reasons of the sessions without a reward (`failed_judgement`).
+      infos: the rewards of each session's last output (`judged`).
+      errors: why sessions have no reward (`failed_judgement`), one entry for each such session.
     """
 
     rows: RewardRows
@@ -163,11 +164,11 @@ class RewardBatch:
         """Read the components of the rows, and join the rows to sessions.
 
         Args:
-          uids: of each row; those with equal ones share a prompt.
+          uids: the uid of each row; rows with equal uids share a prompt.
           token_counts, mask: as the attributes.
 
         Raises:
-          ValueError: a component is missing or not a number; names key and row.
+          ValueError: a component is missing or not a number; the error names key and row.
         """
         objective = rows.objective
         sessions = Sessions.of(rows.keys, rows.padding)
@@ -198,7 +199,7 @@ class RewardBatch:
 
     @property
     def parse_errors(self) -> list[int | None]:
-        """The reward's diagnostic of that name for each session; None without one."""
+        """The value of `parse_error` for each session; None where there is none."""
         return [_parse_error_code(info.get("parse_error")) for info in self.infos]
 
     @property
@@ -207,21 +208,21 @@ class RewardBatch:
         return diagnostics.Weighted.of(len(self.errors), len(self.infos))
 
     def check_errors(self) -> None:
-        """Raise RewardErrors where too many sessions are without a reward, or a component.
+        """Raise RewardErrors where too many sessions have no reward, or no value of a component.
 
-        That is, more than `MOST_REWARD_ERRORS`, or than a component's `most_unscored` allows.
+        The limits are `MOST_REWARD_ERRORS`, and the `most_unscored` of a component.
         """
         if self.error_share > MOST_REWARD_ERRORS:
             raise RewardErrors(
-                f"{len(self.errors)} of {len(self.infos)} responses of a batch have no reward; "
-                f"at most {MOST_REWARD_ERRORS:.0%} may. verl's reward manager reports "
-                f"{self.errors[-1]!r}: see to the judge that the reward asks, or to reward.timeout."
+                f"{len(self.errors)} of {len(self.infos)} responses in this batch have no "
+                f"reward; at most {MOST_REWARD_ERRORS:.0%} may have none. verl's reward manager "
+                f"reports {self.errors[-1]!r}. Check the judge's server, or raise reward.timeout."
             )
         check_unscored(self.infos, self.raw[self.sessions.last], self.rows.objective)
 
     @cached_property
     def decomposition(self) -> Decomposition:
-        """The sessions' rewards, decomposed under the settings of this step."""
+        """The decomposition of the sessions' rewards with the settings of this step."""
         last = self.sessions.last
         tokens = None
         if self.token_counts is not None:
@@ -231,7 +232,7 @@ class RewardBatch:
 
     @cached_property
     def turn_lists(self) -> dict[str, list[list[float] | None]]:
-        """The components by turn of each session, as the reward returned them."""
+        """The per-turn components of each session, as the reward function returned them."""
         return turn_lists(self.infos, self.rows.objective, self._last_keys)
 
     @property
@@ -250,19 +251,19 @@ class RewardBatch:
             several = int(self.sessions.of_real.bincount().argmax())
             raise ValueError(
                 f"algorithm.gdpo.credit={objective.config.credit}: the session of row "
-                f"{self._last_keys[several]} has several outputs, and turns are known within one "
-                "output alone. Set algorithm.gdpo.credit=answer, which credits the whole session "
-                f"with the sum of {sorted(objective.by_turn)}, or use an agent loop of one output."
+                f"{self._last_keys[several]} has several outputs, and per-turn credit needs one "
+                "output. Set algorithm.gdpo.credit=answer, which credits the complete session with "
+                f"the sum of {sorted(objective.by_turn)}, or use an agent loop with one output."
             )
         assert self.rows.masks is not None
         masks = pad_sequence([mask.to("cpu") for mask in self.rows.masks], batch_first=True)
-        # The loss may have less than was sampled, after a rejection.
+        # After rejection sampling, the loss may have fewer tokens than were sampled.
         kept = masks if self.mask is None else self.mask.to("cpu")[:, : masks.shape[1]]
         return Turns.in_masks(masks[self.sessions.last], kept[self.sessions.last])
 
     @cached_property
     def by_turn(self) -> TurnDecomposition | None:
-        """The decomposition of the sessions' turns, where these have advantages of their own.
+        """The decomposition of the turns, where turns have advantages of their own; else None.
 
         Raises:
           ValueError: a component has no number for each turn.
@@ -280,27 +281,27 @@ class RewardBatch:
         return self.by_turn or self.decomposition
 
     def on_tokens(self, tokens: MaskedRows) -> Tensor:
-        """The advantage that trains on each row's response tokens, 0 elsewhere: shape (B, T)."""
+        """Put the advantage on each row's response tokens, and 0 elsewhere: shape (B, T)."""
         if self.by_turn is None:
             return tokens.scale_(self.sessions.to_rows(self.decomposition.advantage))
         _, turn_of_token = self._turns
-        # Outside of turns, at -1, the last number: 0.
+        # Tokens outside of turns have the index -1, which selects the last number, 0.
         values = torch.cat([self.by_turn.entries.advantage, torch.zeros(1)])[turn_of_token]
         table = torch.zeros_like(tokens.values)
         table[self.sessions.last, : values.shape[1]] = values.to(table)
         return table * tokens.values
 
     def score(self) -> Tensor:
-        """sum_k w_k r_k of each row, without schedules, in reward units: float64, shape (B,)."""
+        """Return sum_k w_k r_k of each row, without schedules: float64, shape (B,)."""
         return self.rows.objective.score(self.raw)
 
     def returned_score(self) -> Tensor:
-        """The same without the derived components, of which the reward knows nothing."""
+        """Return the score without derived components, which the reward function cannot know."""
         objective = self.rows.objective
         return objective.score(torch.where(objective.is_derived, torch.nan, self.raw))
 
 
 def _parse_error_code(value: Any) -> int | None:
-    # A user's reward may use the name for something else, which is no reason to end a training.
+    # A user's reward function may use this name for something else; that must not end a run.
     number = read_number(value)
     return int(number) if math.isfinite(number) else None

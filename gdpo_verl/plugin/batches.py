@@ -1,4 +1,4 @@
-"""A batch that verl divides among devices, and each device into micro-batches."""
+"""Check that verl can divide a batch among devices, and on each device into micro-batches."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _ACTOR = "actor_rollout_ref"
 
 
 def check(config: Any) -> None:
-    """Refuse a batch that verl's default trainer cannot divide; it says so in its first step alone.
+    """Reject a batch that verl's default trainer cannot divide; verl finds out in the first step.
 
-    verl fills a batch up to whole mini-batches (verl/trainer/ppo/v1/trainer_base.py,
+    verl fills a batch up to complete mini-batches (verl/trainer/ppo/v1/trainer_base.py,
     `_balance_batch`); without dynamic batches micro-batches must divide a device's rows of it
     (verl/workers/engine/utils.py, `prepare_micro_batches`).
 
     Raises:
-      ValueError: names the key, and the rows.
+      ValueError: names the key and the number of responses.
     """
     actor, rollout, ref = (config[_ACTOR][part] for part in ("actor", "rollout", "ref"))
     if actor.strategy not in ("fsdp", "fsdp2") or config.trainer.get("val_only", False):
@@ -26,9 +26,9 @@ def check(config: Any) -> None:
     trained = actor.ppo_mini_batch_size * rollout.n
     if trained % devices:
         raise ValueError(
-            f"{_ACTOR}.actor.ppo_mini_batch_size: expected whole responses for each of {devices} "
-            f"devices, found {actor.ppo_mini_batch_size} × {_ACTOR}.rollout.n={rollout.n}. Take a "
-            f"multiple of {devices // math.gcd(devices, rollout.n)}."
+            f"{_ACTOR}.actor.ppo_mini_batch_size: expected a mini-batch that can be split evenly "
+            f"among {devices} devices, found {actor.ppo_mini_batch_size} × {_ACTOR}.rollout.n="
+            f"{rollout.n} responses. Use a multiple of {devices // math.gcd(devices, rollout.n)}."
         )
     mode = config.trainer.v1.get(config.trainer.v1.trainer_mode) or {}
     sampled = config.data.train_batch_size // mode.get("parameter_sync_step", 1) * rollout.n
@@ -48,6 +48,6 @@ def check(config: Any) -> None:
         if size and not is_dynamic and own % size:
             raise ValueError(
                 f"{_ACTOR}.{name}_micro_batch_size_per_gpu: expected a divisor of the {own} "
-                f"responses of a device, found {size}. Take {math.gcd(own, size)}, or set "
+                f"responses of a device, found {size}. Use {math.gcd(own, size)}, or set "
                 f"{_ACTOR}.actor.use_dynamic_bsz=true."
             )

@@ -1,8 +1,9 @@
-"""Keep one whole checkpoint while the next one is saved.
+"""Keep one complete checkpoint while the next one is saved.
 
-With one checkpoint to keep, verl 0.9.1 removes the last one when the next one's weights are written
-(verl/utils/checkpoint/checkpoint_manager.py, `register_checkpoint`), before the place in the data
-is: a run that is killed in between has none. `save` removes the last one once the next is whole.
+With one checkpoint to keep, verl 0.9.1 removes the last one when the weights of the next one are
+written (verl/utils/checkpoint/checkpoint_manager.py, `register_checkpoint`), before the position in
+the data is written. A run that is killed in between has no complete checkpoint. `save` removes the
+last one only when the next one is complete.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 from omegaconf import open_dict
 
-# verl's older word for one of each.
+# verl's older key, which keeps one checkpoint of each model.
 _OLDER_WORD = "remove_previous_ckpt_in_save"
 
 
 def save(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    """Call ``original(trainer)``, verl's `_save_checkpoint`, so that one whole checkpoint stays."""
+    """Call ``original(trainer)``, verl's `_save_checkpoint`, and keep one complete checkpoint."""
     config = trainer.config.trainer
     asked = dict(config)
     alone = [

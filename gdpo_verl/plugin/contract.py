@@ -1,6 +1,6 @@
-"""The parts of verl that the plug-in wraps or calls, held against the verl that is installed.
+"""The parts of verl that the plug-in wraps or calls, compared with the installed verl.
 
-One table; a verl that fits it is supported, whatever its version (`plugin.upstream` compares).
+A verl that fits this table is supported, whatever its version (`plugin.upstream` compares them).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from gdpo_verl import __version__
 from gdpo_verl.plugin.upstream import Contract, source_of, violations
 from gdpo_verl.plugin.upstream import Dependency as _D
 
-# The version of requirements/*.lock, with which everything was run.
+# The version in requirements/*.lock, with which everything is tested.
 TESTED = "0.9.1"
 
 # fmt: off
 CONTRACT: Contract = {
-    # The estimator: where it is registered, and the names by which it is called.
+    # The estimator: where it is registered, and the arguments with which it is called.
     "trainer.ppo.core_algos": [_D("ADV_ESTIMATOR_REGISTRY")],
     "trainer.ppo.ray_trainer": [
         _D("compute_advantage", "data adv_estimator ...",
@@ -74,7 +74,7 @@ CONTRACT: Contract = {
            "reward_score reward_extra_info responses attention_mask extra_info"),
     ],
 }
-# Asked for only where actor_rollout_ref.actor.use_prefix_grouper is on.
+# Needed only where actor_rollout_ref.actor.use_prefix_grouper is true.
 SHARED_PROMPTS: Contract = {
     "workers.engine_workers": [_D("ActorRolloutRefWorker.init_model", "self", "actor ref")],
     "workers.engine.fsdp.transformer_impl": [
@@ -92,11 +92,11 @@ OPTIONAL = ("experimental.separation.ray_trainer",)
 
 @cache
 def first_violation() -> str | None:
-    """Say why the installed verl is not supported; None when it is."""
+    """Say why the installed verl is not supported; return None when it is supported."""
     found = violations(source_of("verl"), CONTRACT, OPTIONAL)
     if not found:
         return None
     return (
         f"gdpo-verl {__version__} does not fit verl {version('verl')}: {'; '.join(found)}. Install "
-        f"verl {TESTED} (pip install verl=={TESTED}), or a gdpo-verl for this one."
+        f"verl {TESTED} (pip install verl=={TESTED}), or a version of gdpo-verl for your verl."
     )

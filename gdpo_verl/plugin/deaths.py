@@ -1,7 +1,7 @@
-"""Name the process of a training that died, from the text that Ray prints of it.
+"""Name the process of a run that died, from the text that Ray prints about it.
 
-The running trainer describes an exception of Ray's with it (`gdpo_verl.plugin.liveness`), the
-launcher a log. Where nothing here matches, the log's last error is shown.
+The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.liveness`), and
+the launcher describes a log. Where nothing matches, the launcher shows the last error of the log.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 
-# verl 0.9.1's classes of actors.
+# The classes of actors in verl 0.9.1.
 _ROLES = {
     "AgentLoopWorkerTQ": "an agent loop worker",
     "GlobalRequestLoadBalancer": "the load balancer of the rollout servers",
@@ -23,7 +23,7 @@ _ROLES = {
     "vLLMHttpServer": "a vLLM server",
 }
 _TRAINERS = {"TaskRunner", "TaskRunnerV1"}
-# Ray's ActorDiedError (ray/exceptions.py); all but the first two lines of it may be missing.
+# Ray's ActorDiedError (ray/exceptions.py); all lines except the first two may be missing.
 _BLOCK = re.compile(
     r"class_name: (?P<kind>\S+)\n\s*actor_id: \w+\n"
     r"(?:\s*pid: (?P<pid>\d+)\n)?(?:\s*name: (?P<name>\S+)\n)?"
@@ -32,7 +32,7 @@ _BLOCK = re.compile(
 _CAUSES = (
     (re.compile(r"out of memory|low on memory", re.I), "Ray ended it, its node ran out of memory"),
     (re.compile(r"node (?:has )?died|node was terminated", re.I), "its Ray node died"),
-    # Ray learns that the connection broke, not which signal did it.
+    # Ray learns that the connection broke, but not which signal ended the process.
     (re.compile(r"worker process has died", re.I), "its process was killed or crashed"),
 )
 # Ray's OutOfMemoryError, which names the node first; each call to the process raises it.
@@ -41,7 +41,7 @@ _MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
 )
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
-# What we raised ourselves where one died.
+# The error that gdpo-verl raised itself after a death.
 _TOLD = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
 _PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds another
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$", re.M)
@@ -49,7 +49,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def plain(log: str) -> str:
-    """A log without colours and without the name of the process before each line."""
+    """Return a log without colours and without the name of the process before each line."""
     return _REPEATED.sub("", _PREFIX.sub("", _COLOUR.sub("", log)))
 
 
@@ -58,13 +58,13 @@ def describe_actor_death(error: str) -> str | None:
 
     Returns:
       For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
-      killed or crashed"; None when it ended as intended or the text is another one.
+      killed or crashed"; None when it ended as intended, or when the text is another error.
     """
     return next((sentence for _, sentence in _deaths(error)), None)
 
 
 def describe_memory_death(error: str) -> str | None:
-    """Say which node ran out of memory, from the text of Ray's OutOfMemoryError; None of others."""
+    """Say which node ran out of memory, from the text of Ray's OutOfMemoryError; else None."""
     node = _MEMORY.search(error)
     if node is None:
         return None
@@ -75,9 +75,10 @@ def describe_memory_death(error: str) -> str | None:
 
 
 def describe_log(log: str) -> str | None:
-    """Name the first process that died, from a training's output; None when none did.
+    """Name the first process that died, from the output of a run; None when none did.
 
-    The end of the trainer's own process, which follows another death, is not taken for it.
+    The death of the trainer's own process follows another death, so it counts only when there is no
+    other.
     """
     text = plain(log)
     told = _TOLD.search(text)
@@ -105,7 +106,7 @@ def signal_name(number: int) -> str:
 
 
 def _deaths(text: str) -> list[tuple[str, str]]:
-    """The class of each actor that died, and a sentence on its death."""
+    """List the class of each actor that died, and a sentence about its death."""
     deaths = []
     for block in _BLOCK.finditer(text):
         causes = [words for pattern, words in _CAUSES if pattern.search(block["cause"])]

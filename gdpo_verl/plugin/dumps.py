@@ -1,8 +1,8 @@
-"""Rollout dumps: the columns that they get, and the choice of their steps and prompts.
+"""Rollout dumps: additional columns, and the choice of steps and prompts.
 
 verl dumps every response of every step (verl/trainer/ppo/v1/trainer_base.py, `fit` and
-`_log_rollout_data`): for 65,000 rollouts a step that is more time than a step's update, and tens
-of GB. Two keys of ours stand beside `trainer.rollout_data_dir`.
+`_log_rollout_data`): with 65,000 rollouts per step this takes longer than the update, and tens
+of GB. Two keys of ours, next to `trainer.rollout_data_dir`, limit the dumps.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class DumpSettings:
     """The part of a run that is dumped.
 
     Attributes:
-      every: `trainer.rollout_dump_freq`, in steps; 0 or less is never.
-      prompts: `trainer.rollout_dump_prompts`, of each dumped step; None is all.
+      every: `trainer.rollout_dump_freq`, in steps; 0 or less means never.
+      prompts: `trainer.rollout_dump_prompts`, for each dumped step; None means all.
     """
 
     every: int
@@ -61,15 +61,15 @@ class DumpSettings:
         return self.every > 0 and step % self.every == 0
 
     def chosen(self, keys: Sequence[str]) -> list[str]:
-        """The rows of the prompts that are dumped, by verl's keys ``{uid}_{session}_{output}``."""
+        """Choose the rows of the prompts that are dumped; keys are ``{uid}_{session}_{output}``."""
         uids = [RowKey.parse(key).uid for key in keys]
         chosen = set(sorted(set(uids))[: self.prompts])
         return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen]
 
 
 def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Take the place of verl's `_log_rollout_data`, which a run without our keys keeps."""
-    # A wrong call, too, goes through to verl.
+    """Replace verl's `_log_rollout_data` in a run that sets one of our keys."""
+    # A wrong call is passed to verl as well.
     if trainer.config.trainer.keys().isdisjoint(_KEYS):
         return original(trainer, *args, **kwargs)
     return _dump_some(original, trainer, *args, **kwargs)
@@ -87,11 +87,12 @@ def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: An
 class Dump:
     """The columns that a rollout dump gets: components, response tokens, advantages of each row.
 
-    The advantages are GDPO's, GRPO's, and those of a variant where one is chosen. verl dumps a
-    step's rows together when all its mini-batches are done; where there are several, a column
-    says which one a row was whitened with. A component by turn has its list beside its sum, and so
-    have the tokens and the advantage that trains where turns have their own: there the advantage
-    is the mean over the response's tokens.
+    The advantages are those of GDPO, GRPO, and a variant where one is chosen. verl dumps the rows
+    of a step together after all of its mini-batches. Where there are several, a column says with
+    which mini-batch a row was whitened. A per-turn component has a column with its list, in
+    addition to its sum. Where turns have their own advantages, the tokens and the advantage that
+    trains also have a column with a list, and the advantage is the mean over the tokens of the
+    response.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -108,7 +109,7 @@ class Dump:
         decomposition = batch.decomposition
         global_step = batch.rows.global_step
         if global_step != self._step:
-            self.clear()  # of a trainer that has not dumped its last step
+            self.clear()  # rows of a step that the trainer did not dump
             self._step = global_step
         trained = batch.trained.advantage
         gdpo = decomposition.gdpo if self.variant else trained
@@ -116,7 +117,7 @@ class Dump:
         if self.variant:
             of_sessions.append(trained)
         tokens = decomposition.token_counts
-        assert tokens is not None, "rows of the seam come with their response mask"
+        assert tokens is not None, "the default trainer passes the response mask"
         sessions = batch.sessions
         columns = [sessions.to_rows(each) for each in (tokens, *of_sessions)]
         table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[sessions.real].tolist()
@@ -131,7 +132,7 @@ class Dump:
         self._mini_batches += 1
 
     def _lists(self, batch: RewardBatch) -> dict[str, list[Any]]:
-        """The columns of lists, one value a turn, for each session."""
+        """Return the columns of lists, one value per turn, for each session."""
         lists: dict[str, Sequence[Any]] = dict(batch.turn_lists)
         by_turn = batch.by_turn
         if by_turn is not None:
@@ -143,7 +144,10 @@ class Dump:
         }
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
-        """The columns of these rows, None for padding and what is not scored; empty for others."""
+        """Return the columns of these rows; None for padding and where not scored.
+
+        The result is empty where none of these rows was kept.
+        """
         if self._rows.keys().isdisjoint(row_keys):
             return {}
         names = list(next(iter(self._rows.values())))
@@ -153,7 +157,7 @@ class Dump:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def move_into(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """verl's columns with ours, which are then forgotten; those of validation as they are."""
+        """Add our columns to verl's and clear ours; columns of validation are not changed."""
         columns = self.columns(infos.get("uid", []))
         if columns:
             self.clear()

@@ -20,15 +20,15 @@ from gdpo_verl.plugin.row_key import RowKey
 
 @dataclass
 class AdvantageStep:
-    """The exchange between trainer seam and estimator in one call of verl's.
+    """The exchange between the trainer hooks and the estimator in one call of verl.
 
-    verl's default trainer hands an estimator no reward components; the seam does, and gets back
-    what verl has read from its queue.
+    verl's default trainer passes no reward components to an estimator. The hooks pass them, and get
+    back what verl has read from its queue.
 
     Attributes:
-      rows: handed in.
+      rows: the input.
       data: verl's `DataProto` of the rows, as its own function got it.
-      batch: what `gdpo` has computed, or what its derived components needed.
+      batch: what `gdpo` has computed, or what the derived components needed.
     """
 
     rows: RewardRows
@@ -37,8 +37,8 @@ class AdvantageStep:
 
 
 _step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
-# A trainer without a TransferQueue does not tell the estimator which reward its components come
-# from; `gdpo_verl.plugin.legacy` notes here which one this process has.
+# A trainer without a TransferQueue does not tell the estimator which reward function the components
+# come from; `gdpo_verl.plugin.legacy` stores the trainer of this process here.
 legacy_trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
 
 
@@ -53,7 +53,7 @@ def advantage_step(step: AdvantageStep) -> Iterator[None]:
 
 
 def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let the seam of another estimator see what verl has read.
+    """Store what verl has read, for the hooks of a run with another estimator.
 
     Wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
     """
@@ -67,13 +67,13 @@ def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def joined(rows: RewardRows, data: Any) -> RewardBatch:
-    """Join rows to sessions where verl has called no estimator of ours.
+    """Join rows to sessions where verl has not called our estimator.
 
     Args:
       data: verl's `DataProto` of the rows.
 
     Raises:
-      RewardErrors: too many are without a reward.
+      RewardErrors: too many rows have no reward.
     """
     mask = data.batch["response_mask"]
     batch = RewardBatch.of(rows, data.non_tensor_batch["uid"], mask.sum(dim=1), mask)
@@ -82,12 +82,12 @@ def joined(rows: RewardRows, data: Any) -> RewardBatch:
 
 
 def add_derived(batch: RewardBatch, data: Any) -> None:
-    """Make the derived components part of the score that verl's own estimators normalise.
+    """Add the derived components to the score that verl's own estimators normalise.
 
-    verl scores an answer before its group is known (verl/trainer/ppo/v1/trainer_base.py,
-    `_compute_advantage`, has `token_level_scores` from the reward loop): here both tensors that
-    its estimators read get what the derived components add to the weighted sum, at each row's last
-    token.
+    verl scores a response before its group is known (verl/trainer/ppo/v1/trainer_base.py,
+    `_compute_advantage`, has `token_level_scores` from the reward loop). Therefore this function
+    adds what the derived components contribute to the weighted sum at the last token of each row,
+    in both tensors that verl's estimators read.
 
     Args:
       data: verl's `DataProto`; its tensors are replaced, since verl uses one under several names.
@@ -111,10 +111,10 @@ def gdpo(
     non_tensor_batch: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """GDPO as a verl advantage estimator (verl/trainer/ppo/core_algos.py, `register_adv_est`).
+    """Compute GDPO as a verl advantage estimator (see verl/trainer/ppo/core_algos.py).
 
-    On the default trainer the components come from the trainer seam. Other trainers hand
-    them over in `non_tensor_batch`, where each key that the reward returned is an array.
+    In the default trainer the components come from the trainer hooks. Other trainers pass them
+    in `non_tensor_batch`, where each key that the reward function returned is an array.
 
     Args:
       token_level_rewards: shape (B, T), in reward units; only shape and dtype are used.
@@ -127,8 +127,8 @@ def gdpo(
       Advantages and returns: the same tensor, shape (B, T).
 
     Raises:
-      ValueError: a component is missing or not a number; names key and row.
-      RuntimeError: called without components.
+      ValueError: a component is missing or not a number; the error names key and row.
+      RuntimeError: the function was called without components.
     """
     tokens = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
     step = _step.get() or AdvantageStep(_rows_of_arguments(index, config, non_tensor_batch))
@@ -143,22 +143,22 @@ def gdpo(
 def _rows_of_arguments(
     index: Sequence[Any] | None, config: Any, non_tensor_batch: Mapping[str, Any] | None
 ) -> RewardRows:
-    """The rows of a trainer without our seam, which hands over the components itself.
+    """Return the rows of a trainer without our hooks, which passes the components itself.
 
-    verl's legacy trainer does, and others that call its `compute_advantage`: see
+    verl's legacy trainer does this, and so do other trainers that call its `compute_advantage`: see
     `gdpo_verl.plugin.legacy`.
     """
     seam = getattr(legacy_trainer.get(), "gdpo_seam", None)
     objective: Objective | None = getattr(seam, "objective", None)
     if index is None or non_tensor_batch is None or (objective is None and config is None):
         raise RuntimeError(
-            "algorithm.adv_estimator=gdpo was called without reward components, by a trainer that "
-            "gdpo-verl does not know. Run `gdpo-verl doctor`; trainers derived from verl's "
-            "PPOTrainer work when they call its _compute_advantage, and others when they pass "
-            "config and non_tensor_batch to verl's compute_advantage."
+            "algorithm.adv_estimator=gdpo: expected the reward components, found none: gdpo-verl "
+            "does not know this trainer. Run `gdpo-verl doctor`. A trainer derived from verl's "
+            "PPOTrainer works when it calls its _compute_advantage. Another trainer works when it "
+            "passes config and non_tensor_batch to verl's compute_advantage."
         )
     if objective is None:
-        # The reward, and so its declaration, is unknown here.
+        # The reward function is not known here, and neither is its declaration.
         objective = GdpoConfig.from_algorithm(config).resolve((), list(non_tensor_batch))
     return rows_of_columns(objective, index, non_tensor_batch)
 
@@ -166,10 +166,10 @@ def _rows_of_arguments(
 def rows_of_columns(
     objective: Objective, uids: Sequence[Any], columns: Mapping[str, Any]
 ) -> RewardRows:
-    """The rows of a batch without padding rows, one output a session.
+    """Return the rows of a batch without padding rows, one output per session.
 
     Args:
-      columns: arrays of length B, of which those of the components are read.
+      columns: arrays of length B; only those of the components are read.
     """
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
@@ -180,7 +180,7 @@ def rows_of_columns(
 
 
 def unsupported(reason: str) -> Any:
-    """An estimator that says why it cannot run."""
+    """Return an estimator that raises an error with the reason why it cannot run."""
 
     def gdpo(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise RuntimeError(f"algorithm.adv_estimator=gdpo: {reason}")

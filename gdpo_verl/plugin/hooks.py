@@ -1,4 +1,4 @@
-"""The two ways in which we change modules of others: when they are imported, and by wrapping."""
+"""Change modules of other packages: after their import, and by wrapping functions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Hook = Callable[[Any], None]
 
 
 def when_imported(name: str) -> Callable[[Hook], Hook]:
-    """Call the decorated hook with module `name` once that is imported, at once if it is.
+    """Call the decorated hook with module `name` after its import, at once if it is imported.
 
-    What the hook raises is logged: the importer would get the exception, and the next import
-    would succeed without the hook.
+    An exception of the hook is logged and not raised: the importer would get it, and the next
+    import would succeed without the hook.
     """
 
     def register(hook: Hook) -> Hook:
         def guarded(module: Any) -> None:
             try:
                 hook(module)
-            except Exception:  # training with another estimator goes on as without us
+            except Exception:  # a run with another estimator continues without our hooks
                 logger.exception(
-                    "gdpo-verl could not be set up on %s; run `gdpo-verl doctor`", name
+                    "gdpo-verl could not be installed into %s. Run `gdpo-verl doctor`.", name
                 )
 
         wrapt.register_post_import_hook(guarded, name)
@@ -37,9 +37,9 @@ def when_imported(name: str) -> Callable[[Hook], Hook]:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` by ``wrapper(original, *args, **kwargs)``.
+    """Replace ``owner.name`` with ``wrapper(original, *args, **kwargs)``.
 
-    A plain function takes its place, which Ray can pickle; wrapt's proxies it cannot.
+    The replacement is a plain function, which Ray can pickle; it cannot pickle wrapt's proxies.
     """
     original = getattr(owner, name)
 

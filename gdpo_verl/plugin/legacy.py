@@ -1,9 +1,9 @@
-"""verl's trainers without a TransferQueue: the reward's declaration, the checks, and the metrics.
+"""verl's trainers without a TransferQueue: the declaration, the checks and the metrics.
 
-The legacy trainer, fully_async and one_step_off hand an estimator the components themselves, in
-`non_tensor_batch`, and give it neither the whole configuration nor a place for metrics. Each of
-them computes the metrics of a step by `compute_data_metrics` (verl/trainer/ppo/metric_utils.py),
-from a batch that holds the components.
+The legacy trainer, fully_async and one_step_off pass the components to an estimator themselves, in
+`non_tensor_batch`. They give it neither the complete configuration nor a place for metrics. Each of
+them computes the metrics of a step with `compute_data_metrics` (verl/trainer/ppo/metric_utils.py),
+from a batch that contains the components.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of
 
 
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    """Wrap `RayPPOTrainer.__init__`: check the reward before the first rollout."""
+    """Wrap `RayPPOTrainer.__init__`: check the reward function before the first rollout."""
     original(trainer, *args, **kwargs)
     if validation.uses_plugin(trainer.config):
         validation.objective_of(trainer.config, reward.probe_reward(trainer))
@@ -29,11 +29,11 @@ def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def metrics_of(batch: Any) -> dict[str, float]:
-    """The metrics of a step's batch, verl's `DataProto`; none where the run has no components."""
+    """Compute the metrics of a batch, a `DataProto`; none where the run has no components."""
     trainer = estimator.legacy_trainer.get()
     metrics = dict[str, float]()
     seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    if seam is None:  # or given up
+    if seam is None:  # also after `given_up_on_error`
         return metrics
     with given_up_on_error(trainer):
         columns = batch.non_tensor_batch
@@ -41,13 +41,13 @@ def metrics_of(batch: Any) -> dict[str, float]:
         rewards = estimator.joined(rows, batch)
         seam.check_score(rewards, batch)
         if seam.objective.config.metrics:
-            # Trackers write plain numbers alone.
+            # Trackers accept only plain numbers.
             metrics = {k: float(v) for k, v in seam.metrics(rewards).items()}
     return metrics
 
 
 def _attach_seam(trainer: Any) -> None:
-    """Give the trainer its seam at the first call, and tell the estimator which trainer it is."""
+    """Attach our state at the first call, and tell the estimator which trainer it is."""
     if not hasattr(trainer, "gdpo_seam"):
         trainer.gdpo_seam = seam_of(trainer.config)
         if trainer.gdpo_seam is not None:

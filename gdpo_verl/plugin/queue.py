@@ -1,4 +1,4 @@
-"""Reading rows of verl's TransferQueue."""
+"""Read and write rows of verl's TransferQueue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tensordict import NonTensorData, TensorDict
 def collector_paused() -> Iterator[None]:
     """Keep Python's cyclic garbage collector from running.
 
-    A value comes out of the queue, and goes into it, as several objects. For every few of them
-    the collector goes through all that the trainer holds: at 65,536 rows almost 10,000 times in an
-    advantage step, three tenths of its time.
+    Each value in the queue consists of several objects. For every few of them the collector visits
+    all objects of the trainer: with 65,536 rows almost 10,000 times in an advantage step, which is
+    three tenths of its time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -30,19 +30,19 @@ def collector_paused() -> Iterator[None]:
 
 
 def fetch(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
-    """The fields of these rows as a TensorDict, in the order of the keys."""
+    """Read fields of these rows as a TensorDict, in the order of the keys."""
     return tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=list(fields))
 
 
 @collector_paused()
 def reward_infos(keys: Sequence[str], partition_id: str) -> list[dict[str, Any]]:
-    """The dict that the reward returned for each row, {} where it returned a number."""
+    """Read the dict that the reward function returned for each row, {} where it was a number."""
     rows = _values(fetch(keys, partition_id, ["extra_fields"])["extra_fields"])
     return [row.get("reward_extra_info") or {} for row in rows]
 
 
 def response_masks(keys: Sequence[str], partition_id: str) -> list[torch.Tensor]:
-    """The response mask of each row, as long as its response."""
+    """Read the response mask of each row, as long as its response."""
     return list(fetch(keys, partition_id, ["response_mask"])["response_mask"].unbind())
 
 
@@ -58,14 +58,14 @@ def put_response_tokens(
 
 @collector_paused()
 def columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The fields of these names, one dict a row; a field that no row has is left out."""
-    fields = fetch(keys, partition_id, ["uid", *names])  # of the others perhaps none is there
+    """Read the fields with these names, one dict per row, without fields that no row has."""
+    fields = fetch(keys, partition_id, ["uid", *names])  # perhaps only uid exists
     known = [name for name in names if name in fields.keys()]  # noqa: SIM118  a TensorDict
     present = {name: _values(fields[name]) for name in known}
     return [{name: values[row] for name, values in present.items()} for row in range(len(keys))]
 
 
 def _values(column: Any) -> list[Any]:
-    """A column without tensors, one plain value a row."""
+    """Return a column as plain values, one per row."""
     rows = column.tolist() if hasattr(column, "tolist") else list(column)
     return [row.data if isinstance(row, NonTensorData) else row for row in rows]

@@ -1,13 +1,13 @@
 """Additions to verl's replay buffer: count and name failed sessions, filter on components.
 
-*Failures.* verl 0.9.1 logs the exception of a session in the worker it failed in and goes on
+*Failures.* verl 0.9.1 logs the exception of a session in its worker and continues
 (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
-an error that does not name the cause, the asynchronous ones refill forever.
+an error that does not name the cause, and the asynchronous trainers sample new prompts forever.
 
-*Filter.* verl drops a group when one metric, by default the summed reward, is the same in all of
-its rows (verl/trainer/ppo/v1/replay_buffer.py, `_dapo_filtered_keys`). GDPO still learns from
-such a group when its components vary, so under ``algorithm.filter_groups.metric=components`` a
-group is dropped only if the configured variant of GDPO gives none of its rows a signal.
+*Filter.* verl drops a group when one metric, by default the score, is equal in all of its rows
+(verl/trainer/ppo/v1/replay_buffer.py, `_dapo_filtered_keys`). GDPO still learns from such a group
+when its components vary. With ``algorithm.filter_groups.metric=components`` a group is dropped only
+if the configured variant of GDPO gives no advantage to any of its rows.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 _WORKER = "agent_loop_worker_"
 _ANSWER_SECONDS = 5.0
 
-# In the process of an agent loop worker, the last session's error.
+# The error of the last failed session, in the process of an agent loop worker.
 _error: BaseException | None = None
 
 
 def record_errors(agent_loop_tq: Any) -> None:
-    """Remember the last session's error in the worker's process (module `…v1.agent_loop_tq`)."""
+    """Store the last error of a session in the worker's process (module `…v1.agent_loop_tq`)."""
 
     async def settle(original: Any, tasks: list[Any]) -> list[BaseException]:
         global _error
@@ -54,12 +54,12 @@ def record_errors(agent_loop_tq: Any) -> None:
 
 
 class SessionFailures:
-    """Counts the training sessions that failed, from what a replay buffer sees at each poll.
+    """Count the training sessions that failed, at each poll of a replay buffer.
 
     Args:
-      replay_buffer: verl's; its polls are watched from now on.
-      group_size: sessions a prompt, `actor_rollout_ref.rollout.n`.
-      stop: raise from the poll after which every session so far has failed.
+      replay_buffer: verl's replay buffer, whose polls are wrapped.
+      group_size: sessions per prompt, `actor_rollout_ref.rollout.n`.
+      stop: raise in the poll after which every session so far has failed.
     """
 
     def __init__(self, replay_buffer: Any, group_size: int, *, stop: bool) -> None:
@@ -75,9 +75,10 @@ class SessionFailures:
             if self._counts:
                 try:
                     self._count_new()
-                except Exception:  # the metric is not worth a run
+                except Exception:  # a metric must not end a run
                     self._counts = False
-                    logger.warning("%s is no longer counted", FAILED_SESSIONS.key, exc_info=True)
+                    text = "%s is no longer reported, because failed sessions could not be counted"
+                    logger.warning(text, FAILED_SESSIONS.key, exc_info=True)
             if stop:
                 for partition in self._unanswered:
                     self._stop_when_all_failed(partition)
@@ -85,7 +86,7 @@ class SessionFailures:
         wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
 
     def take(self) -> int:
-        """The failed sessions since the last call."""
+        """Return the number of failed sessions since the last call."""
         count = self._count
         self._count = 0
         return count
@@ -108,22 +109,22 @@ class SessionFailures:
             return
         failed |= buffer.failure_keys[partition]
         waiting = len(buffer.pending_keys[partition]) + len(buffer.running_keys[partition])
-        # The synchronous trainer waits until nothing runs any more; the others refill what failed
-        # and would go on forever.
+        # The synchronous trainer waits until no session runs. The other trainers replace failed
+        # prompts and would continue forever.
         refills = buffer.trainer_mode != "sync"
         if failed and (not waiting or (refills and len(failed) > 2 * waiting)):
             raise RuntimeError(
                 f"every rollout session failed: {len(failed)} prompts of the partition "
-                f"{partition!r} so far, none with an answer. The last error: {last_error()}. The "
-                "log of the AgentLoopWorker has its traceback."
+                f"{partition!r} so far, and none has a response. The last error: {last_error()}. "
+                "The log of the AgentLoopWorker has its traceback."
             )
 
 
 def last_error() -> str:
-    """The error of the last session that failed, from the worker that remembers one."""
+    """Return the error of the last failed session, from a worker that has stored one."""
     for name in list_named_actors():
         if name.startswith(_WORKER):
-            with contextlib.suppress(RayError, ValueError):  # a worker that is gone
+            with contextlib.suppress(RayError, ValueError):  # the worker has ended
                 answer: Any = ray.get_actor(name).__ray_call__.remote(_remembered_error)
                 error = ray.get(answer, timeout=_ANSWER_SECONDS)
                 if error:
@@ -132,7 +133,10 @@ def last_error() -> str:
 
 
 def _remembered_error(worker: Any) -> str | None:
-    """Runs in the worker's process. A reward's error is the cause of one of Ray's."""
+    """Describe the stored error, in the worker's process.
+
+    The error of a reward function is the cause of an error of Ray.
+    """
     error = getattr(_error, "cause", None) or _error
     return None if error is None else f"{type(error).__name__}: {error}"
 
@@ -140,21 +144,21 @@ def _remembered_error(worker: Any) -> str | None:
 def filter_by_components(
     replay_buffer: Any, objective: Objective | None, global_step: Callable[[], int]
 ) -> None:
-    """Make `replay_buffer` know the metric `components`.
+    """Add the metric `components` to `replay_buffer`.
 
     Args:
-      global_step: of the training, for scheduled weights.
+      global_step: returns the global step of the run, for scheduled weights.
 
     Raises:
-      ValueError: it is asked for, and the reward has no components.
+      ValueError: the metric is configured, and the reward function has no components.
     """
-    # A custom sampler gets no metric from verl and filters as it likes.
+    # A custom sampler gets no metric from verl and has its own filter.
     if getattr(replay_buffer, "filter_groups_metric", None) != FILTER_METRIC:
         return
     if objective is None:
         raise ValueError(
-            f"algorithm.filter_groups.metric={FILTER_METRIC}: the reward declares no components, "
-            "and none are named. Declare them with gdpo_verl.config.components.declares, or set "
+            f"algorithm.filter_groups.metric={FILTER_METRIC}: expected declared components, found "
+            "none. Declare them with gdpo_verl.rewards.declares on the reward function, or set "
             "algorithm.gdpo_reward_keys=[...]."
         )
     weights = objective.weights
@@ -185,7 +189,7 @@ def filter_by_components(
 def _silent_groups(
     keys: list[str], partition_id: str, objective: Objective, global_step: int
 ) -> dict[str, float]:
-    """The groups of several rows to which the estimator gives nothing, with their score."""
+    """Return the groups of several rows to which the estimator gives nothing, with their score."""
     if not keys:
         return {}
     infos = reward_infos(keys, partition_id)

@@ -1,4 +1,4 @@
-"""verl's name of a rollout's row."""
+"""verl's key of a row."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 class RowKey(NamedTuple):
     """The key ``{uid}_{session}_{output}`` (verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
-    uid: str  # of the prompt; it may hold underscores itself
-    session: int  # which rollout of the prompt
-    output: int  # which output of the session
+    uid: str  # of the prompt; it may contain underscores
+    session: int  # the number of the rollout of this prompt
+    output: int  # the number of the output of this session
 
     @classmethod
     def parse(cls, key: str) -> RowKey:
-        """Read a key; ValueError where it is none.
+        """Parse a key; raise ValueError for any other text.
 
         >>> RowKey.parse("a_b_0_12")
         RowKey(uid='a_b', session=0, output=12)
@@ -31,7 +31,7 @@ class RowKey(NamedTuple):
 
 
 def uid_of(name: str) -> str:
-    """The prompt's uid in a key; a name that is not a key is a uid itself.
+    """Return the prompt's uid in a key; a name that is not a key is a uid itself.
 
     >>> uid_of("a_b_0_12"), uid_of("question_7")
     ('a_b', 'question_7')

@@ -1,9 +1,9 @@
-"""Each prompt computed once for all of its responses, in verl's FSDP engine.
+"""Compute each prompt once for all of its responses, in verl's FSDP engine.
 
-A group's responses follow the same prompt, and verl's engine computes the prompt for each of them.
-Here a micro-batch is one row: every distinct prompt once, all responses behind, and a mask under
-which a response sees its prompt and itself. Log-probabilities and gradients are those of separate
-rows; logits are computed for response tokens alone.
+The responses of a group follow the same prompt, and verl's engine computes the prompt for each of
+them. Here a micro-batch is one row: every distinct prompt once, the responses after it, and a mask
+with which a response sees only its prompt and itself. Log-probabilities and gradients are those of
+separate rows; logits are computed only for response tokens.
 
 The switch is verl's own key ``actor_rollout_ref.actor.use_prefix_grouper``, which its engine does
 not read (0.9.1, verl/workers/engine). The idea comes from Prefix Grouper
@@ -26,7 +26,7 @@ from gdpo_verl.plugin.hooks import wrap
 logger = logging.getLogger(__name__)
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
-# None where a key is not there.
+# None means that the key is missing.
 _NEEDS: dict[str, tuple[Any, ...]] = {
     "trainer.use_v1": (True, None),
     "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp"),
@@ -36,17 +36,18 @@ _NEEDS: dict[str, tuple[Any, ...]] = {
     "actor_rollout_ref.model.use_remove_padding": (True,),
     "actor_rollout_ref.model.use_fused_kernels": (False,),
 }
-_FLAG = "gdpo_shares_prompts"  # of an engine, and of its batches beside use_remove_padding
+_FLAG = "gdpo_shares_prompts"  # of an engine and of its batches, like use_remove_padding
 
 
 class Packed(NamedTuple):
     """A micro-batch as one row of T tokens, N of them in responses.
 
     Attributes:
-      tokens: int64, shape (T,): which of the micro-batch's tokens, row after row, are computed.
+      tokens: int64, shape (T,): the indices of the micro-batch's tokens that are computed.
       mask: bool, shape (T, T): whether a token (first axis) sees another.
-      predictors: int64, shape (N,): the place in `tokens` that predicts a response token.
-      places: int64, shape (N,): where verl keeps its log-probability, one place before the token.
+      predictors: int64, shape (N,): the index in `tokens` that predicts a response token.
+      places: int64, shape (N,): the index at which verl keeps its log-probability, one before the
+        token.
     """
 
     tokens: torch.Tensor
@@ -56,7 +57,7 @@ class Packed(NamedTuple):
 
 
 def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
-    """Lay out rows of prompt and response, token ids, each distinct prompt once."""
+    """Pack rows of prompt and response token ids, each distinct prompt once."""
     tokens = list[int]()
     predictors = list[int]()
     places = list[int]()
@@ -74,7 +75,7 @@ def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
         segment, last = prompts[prompt]
         segments.append((end - middle, len(segments), segment))
         if end > middle:
-            # The prompt's last token predicts the first of the response, each of these the next.
+            # The last token of the prompt predicts the first of the response, and so on.
             predictors.append(last)
             predictors += range(len(tokens), len(tokens) + end - middle - 1)
         places += range(middle - 1, end - 1)
@@ -90,7 +91,7 @@ def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
 def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list[list[int]]:
     """Divide rows into micro-batches of at most ``limit`` computed tokens, equal prompts together.
 
-    A longer row is a micro-batch alone.
+    A longer row is a micro-batch by itself.
     """
     prompts = [tuple(row[:length]) for row, length in zip(rows, prompt_lengths, strict=True)]
     parts = list[list[int]]()
@@ -112,10 +113,10 @@ def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list
 
 
 def share(worker: Any) -> None:
-    """Have the engines of verl's worker, of actor and reference policy, share prompts.
+    """Let the engines of verl's worker, for actor and reference policy, share prompts.
 
-    Where that does not fit, a run of ours was refused by `check`, and another goes on as without
-    us: a warning says so.
+    Where the settings do not fit, `check` has rejected a run that uses gdpo-verl. Another run
+    continues without shared prompts, with a warning.
     """
     from verl.workers.engine.fsdp import transformer_impl
 
@@ -126,7 +127,7 @@ def share(worker: Any) -> None:
     if layers - {"full_attention"}:
         wrong.append(f"full attention in all layers, not {sorted(layers)}")
     if wrong:
-        logger.warning("%s has no effect: it needs %s", KEY, ", ".join(wrong))
+        logger.warning("%s has no effect, because it needs %s", KEY, ", ".join(wrong))
         return
     for role in roles:
         setattr(role.engine, _FLAG, True)
@@ -151,7 +152,7 @@ def _install(engine: Any) -> None:
         if not (_shares(data) and get_non_tensor_data(data, "use_dynamic_bsz", True)):
             return original(data=data, dp_group=dp_group, **kwargs)
         parts = divide(*_rows(data), data["max_token_len_per_gpu"])
-        # FSDP's processes gather weights together, so each has as many micro-batches.
+        # FSDP's processes gather weights together, so all need the same number of micro-batches.
         most = torch.tensor(len(parts), device=device.get_device_name())
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=dp_group)
         while len(parts) < most:
@@ -180,7 +181,7 @@ def _install(engine: Any) -> None:
         places = output_args.get(_FLAG)
         if places is None:
             return original(self, micro_batch=micro_batch, **more)
-        # verl's own computation, as if the rows were the responses alone.
+        # verl's own computation, with rows that contain only the responses.
         rows = micro_batch["input_ids"]
         micro_batch = micro_batch.clone(recurse=False)
         micro_batch["input_ids"] = torch.nested.nested_tensor_from_jagged(
@@ -197,23 +198,23 @@ def _install(engine: Any) -> None:
 
 
 def _shares(batch: Any) -> bool:
-    """Return whether a batch's prompts are computed once; others are computed as verl does."""
+    """Return whether the prompts of a batch are computed once; else verl computes them."""
     from verl.utils.tensordict_utils import get_non_tensor_data
 
-    # Images have positions of one more dimension, and the legacy trainer padded prompts.
+    # Positions of images have one more dimension, and the legacy trainer pads prompts.
     flag = get_non_tensor_data(batch, _FLAG, False)
     return bool(flag) and batch["position_ids"].dim() == 2 and batch["prompts"].is_nested
 
 
 def _in_rows(of_responses: Any, places: Any, rows: Any) -> Any:
-    """Values of response tokens as values of all tokens of the rows, 0 for the prompts'."""
+    """Extend values of response tokens to all tokens of the rows, with 0 for the prompts."""
     values = of_responses.values()
     whole = values.new_zeros(len(rows.values())).index_put((places,), values)
     return torch.nested.nested_tensor_from_jagged(whole, rows.offsets())
 
 
 def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
-    """The rows of a batch, and how many tokens of each are its prompt."""
+    """Return the rows of a batch, and the length of the prompt in each of them."""
     tokens = batch["input_ids"].values().tolist()
     offsets = batch["input_ids"].offsets().tolist()
     rows = [tokens[begin:end] for begin, end in pairwise(offsets)]
@@ -221,14 +222,14 @@ def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
 
 
 def check(config: Any) -> None:
-    """Refuse the switch where the engine is another, or is set otherwise.
+    """Reject the switch where the engine or its settings do not fit.
 
     Raises:
       ValueError: names the keys to change.
     """
     wrong = _unmet(config) if OmegaConf.select(config, KEY) else []
     if wrong:
-        raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set that, or {KEY}=false.")
+        raise ValueError(f"{KEY}: needs {', '.join(wrong)}. Set this, or set {KEY}=false.")
 
 
 def _unmet(config: Any) -> list[str]:
@@ -238,4 +239,4 @@ def _unmet(config: Any) -> list[str]:
         if OmegaConf.select(config, key) not in values
     ]
     found = upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS)
-    return [*wrong, *(f"another verl: {problem}" for problem in found)]
+    return [*wrong, *(f"another version of verl: {problem}" for problem in found)]

@@ -1,11 +1,11 @@
-"""The seam into verl's trainers: components in, metrics and dumps out.
+"""The hooks in verl's trainers: they pass components in, and add metrics and dump columns.
 
 verl 0.9.1's default trainer calls an estimator without reward components
 (verl/trainer/ppo/v1/trainer_base.py, `_compute_advantage`), and its rollout dump leaves them
 out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
-every trainer mode and every derived trainer has them. A run that asks for nothing of ours passes
-through untouched; in a run with another estimator, what fails here is logged once and given up.
-For crashes see `gdpo_verl.plugin.liveness` and `gdpo_verl.lab.run.checkpoints`.
+every trainer mode and every derived trainer has them. They do not change a run that uses nothing
+of ours. In a run with another estimator, an error in this module is logged once, and the hooks are
+switched off. For crashes see `gdpo_verl.plugin.liveness` and `gdpo_verl.lab.run.checkpoints`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def install(v1: Any) -> None:
 
 
 def _with_seam(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method only where the trainer has a seam; without one it is verl's alone."""
+    """Use the wrapper only where the trainer has a `Seam`; else call verl's method alone."""
 
     def wrapped(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(trainer, "gdpo_seam", None) is None:
@@ -69,12 +69,12 @@ def _with_seam(wrapper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Seam:
-    """The state of one trainer, from its first row to its last dump."""
+    """Our state in one trainer, from its first row to its last dump."""
 
     def __init__(self, config: Any, objective: Objective) -> None:
         self.config = config
         self.estimates = validation.is_gdpo(config)
-        # verl's own estimators give an answer one advantage, of its sums.
+        # verl's own estimators give each response one advantage, so per-turn components are summed.
         answers = replace(objective, config=replace(objective.config, credit="answer"))
         self.objective = objective if self.estimates else answers
         self.failures: replay_buffer.SessionFailures | None = None
@@ -82,11 +82,11 @@ class Seam:
         self._failures_warned = self._score_checked = False
 
     def rows(self, batch: Any, global_step: int) -> RewardRows:
-        """The components of the batch's rows, in the order of its keys: all that is fetched."""
+        """Fetch the components of the batch's rows, in the order of its keys."""
         model = self.config.reward.reward_model
         if model.enable and not model.enable_resource_pool:
-            # It shares the trainer's devices and runs after the rollout, and verl writes what it
-            # returns into fields of the queue (`_compute_reward_colocate`).
+            # The reward model shares the trainer's devices and runs after the rollout. verl writes
+            # its results into fields of the queue (`_compute_reward_colocate`).
             infos = queue.columns(batch.keys, batch.partition_id, self.objective.keys)
         else:
             infos = queue.reward_infos(batch.keys, batch.partition_id)
@@ -97,7 +97,7 @@ class Seam:
         return RewardRows(self.objective, infos, batch.keys, padding, global_step, masks)
 
     def report(self, step: AdvantageStep, metrics: dict[str, Any]) -> None:
-        """Add the metrics of this step, and keep its columns for the dump."""
+        """Add the metrics of this step, and keep the columns for its dump."""
         wants_metrics = self.objective.config.metrics
         wants_dump = DumpSettings.of(self.config.trainer).has(step.rows.global_step)
         batch = step.batch
@@ -115,7 +115,7 @@ class Seam:
             self.dump.keep(batch)
 
     def metrics(self, batch: RewardBatch, failed_sessions: int = 0) -> dict[str, float]:
-        """The metrics of a batch."""
+        """Compute the metrics of a batch."""
         metrics = diagnostics.batch_metrics(
             batch.decomposition,
             self.objective,
@@ -130,13 +130,13 @@ class Seam:
         return metrics
 
     def _failed_sessions(self, rows: int) -> int:
-        """Count the sessions that failed since the last batch, and warn of the first."""
+        """Count the sessions that failed since the last batch, and warn at the first failure."""
         failed = self.failures.take() if self.failures else 0
         if failed and not self._failures_warned:
             self._failures_warned = True
             logger.warning(
-                "%d of %d rollout sessions failed and are left out (metric %s): a reward or an "
-                "agent loop raised. The last error: %s.",
+                "%d of %d rollout sessions failed and are left out (metric %s), because the reward "
+                "function or the agent loop raised an error. The last error: %s.",
                 failed,
                 failed + rows,
                 names.FAILED_SESSIONS.key,
@@ -145,7 +145,7 @@ class Seam:
         return failed
 
     def check_score(self, batch: RewardBatch, data: Any) -> None:
-        """Warn once when the reward's score is not the weighted sum that GDPO decouples.
+        """Warn once when the score is not the weighted sum of the components.
 
         Args:
           data: verl's `DataProto` of the rows.
@@ -162,7 +162,7 @@ class Seam:
             row = int(real[int(difference.argmax())])
             logger.warning(
                 "reward: for row %s the score is %.6g, but the weighted sum of the components %s "
-                "is %.6g. A GRPO control would optimise something else than GDPO decouples; use "
+                "is %.6g. A GRPO baseline would optimise something else than GDPO. Use "
                 "reward.reward_manager.name=%s, or return the sum as 'score'.",
                 batch.rows.keys[row],
                 float(scores[row]),
@@ -182,15 +182,15 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     seam = None if objective is None else Seam(config, objective)
     if seam is not None and config.data.get("seed") is None:
         # Without data.seed, verl draws other rows for data.train_max_samples at each start, also
-        # when it resumes (verl/utils/dataset/rl_dataset.py). With this one they stay, and so does
-        # the order in which it shuffles without a seed, by a new generator
+        # when it resumes (verl/utils/dataset/rl_dataset.py). With this seed the rows stay the same,
+        # and so does the order, which verl takes from a new generator where there is no seed
         # (verl/trainer/ppo/utils.py).
         with open_dict(config):
             config.data.seed = torch.Generator().initial_seed()
     result = original(trainer, *args, **kwargs)
     trainer.gdpo_seam = seam
     buffer = getattr(trainer, "replay_buffer", None)
-    # Treatment and control learn from the same groups.
+    # The GDPO run and its baseline learn from the same groups.
     replay_buffer.filter_by_components(buffer, objective, lambda: trainer.global_steps)
     returned = reward.probe_reward(trainer)
     validation.objective_of(config, returned)
@@ -203,26 +203,27 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def seam_of(config: Any) -> Seam | None:
-    """The seam of a run, or None where it has no components for us."""
+    """Return our state for a run, or None where the run has no components."""
     objective = validation.objective_of(config) if validation.uses_plugin(config) else None
     return None if objective is None else Seam(config, objective)
 
 
 @contextlib.contextmanager
 def given_up_on_error(trainer: Any) -> Iterator[None]:
-    """Under another estimator, log what is raised in this context and go on without the seam."""
+    """With another estimator, log an error of this context and continue without our hooks."""
     try:
         yield
     except RewardErrors:
         raise
     except Exception as error:
-        # For a row without the components our manager has kept the function's own score.
+        # For a row without the components, our manager has kept the reward function's own score.
         sums = trainer.config.reward.reward_manager.name == MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
         seam = trainer.gdpo_seam
         if seam is None or seam.estimates or seam.objective.config.derived or no_score:
             raise
-        logger.warning("no more metrics for the reward components in this run", exc_info=True)
+        text = "this run has no more metrics for the reward components, because of an error"
+        logger.warning(text, exc_info=True)
         trainer.gdpo_seam = None
 
 
@@ -247,7 +248,8 @@ def _with_components(
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
     if seam.objective.config.derived and not seam.config.algorithm.use_kl_in_reward:
-        # verl writes it back with a penalty alone; else its metrics take the reward's own score.
+        # verl writes the tensor back only with a penalty; else its metrics would use the score of
+        # the reward function.
         name = "token_level_rewards"
         lengths = [len(mask) for mask in rows.masks or ()]
         table = step.data.batch[name]
@@ -269,7 +271,7 @@ def _dump_generations(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    infos = reward_extra_infos_dict  # by verl's own name: it may come by keyword
+    infos = reward_extra_infos_dict  # verl's name, because it may be passed by keyword
     with given_up_on_error(trainer):
         infos = trainer.gdpo_seam.dump.move_into(infos)
     return original(trainer, inputs, outputs, gts, scores, infos, *args, **kwargs)

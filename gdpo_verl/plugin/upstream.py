@@ -1,6 +1,6 @@
-"""The parts of other packages that ours depends on, held against their installed source.
+"""Compare the parts of other packages that we depend on with their installed source.
 
-Nothing is imported for it, so it is known before anything is wrapped.
+Nothing is imported, so the result is known before anything is wrapped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Dependency:
 
     Attributes:
       name: a function, a class, a method as Class.method, or a variable of its module.
-      parameters: those of a function in its order, as ours takes them or we pass them;
-        after "..." there may be others, before it none.
-      reads: names that its source has to hold, because we read them.
+      parameters: the parameters of a function in order, as our function takes them or as we pass
+        them; further parameters may follow after "...".
+      reads: names that must occur in the source, because we read them.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Dependency:
     reads: str = ""
 
 
-Contract = Mapping[str, Sequence[Dependency]]  # by the module, below the package
+Contract = Mapping[str, Sequence[Dependency]]  # the key is the module, inside the package
 
 
 def source_of(package: str) -> Path:
-    """The directory of an installed package."""
+    """Return the directory of an installed package."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -41,9 +41,9 @@ def source_of(package: str) -> Path:
 
 
 def violations(root: Path, contract: Contract, optional: Container[str] = ()) -> list[str]:
-    """A sentence for each part of the contract that the package in directory `root` breaks.
+    """Return a sentence for each part of the contract that the package in `root` breaks.
 
-    Of the optional modules a package may have none: there is nothing that we could serve.
+    Optional modules may be missing, because then there is nothing to wrap.
     """
     return [
         f"{root.name}.{module}.{dependency.name} {problem}"
@@ -62,7 +62,7 @@ def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
         arguments = node.args
         actual = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         expected = dependency.parameters.split()
-        # Without the dots we wrap or override it with these parameters alone, so none may be added.
+        # Without the dots, we wrap or override it with these parameters only, so none may be added.
         same = actual == expected
         if expected[-1:] == ["..."]:
             first = len(expected) - 1
@@ -83,12 +83,12 @@ def _find(module: str, name: str, root: Path) -> ast.AST | None:
 
 
 def _definition(module: str, name: str, root: Path) -> ast.AST | None:
-    """The definition of a name in a module, or in the one of its package that it comes from."""
+    """Find the definition of a name in a module, or in the module that it is imported from."""
     for node in getattr(_module(root.joinpath(*module.split("."))), "body", ()):
         if name in _defines(node):
             return node  # type: ignore[no-any-return]
         if isinstance(node, ast.ImportFrom):
-            # A package's __init__ imports from its modules, and what has moved is often left so.
+            # A package's __init__ imports from its modules, and moved names are often imported too.
             package = module.split(".")[: -node.level] if node.level else []
             source = ".".join([*package, node.module or ""])
             for alias in node.names:
@@ -117,7 +117,7 @@ def _defines(node: ast.AST) -> list[str]:
 
 
 def _words(node: ast.AST) -> Iterator[str]:
-    """Every name, attribute, keyword and string in a piece of source."""
+    """Yield every name, attribute, keyword and string in a piece of source."""
     for each in ast.walk(node):
         for field in ("id", "attr", "arg", "name", "value"):
             word = getattr(each, field, None)

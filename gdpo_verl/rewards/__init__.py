@@ -1,4 +1,4 @@
-"""Rewards: pure functions from text to named components. Nothing here knows verl."""
+"""Reward functions: pure functions from text to named components, independent of verl."""
 
 from gdpo_verl.config.components import Component, declared_components, declares
 

@@ -1,12 +1,12 @@
-"""The Berkeley Function-Calling Leaderboard's own verdict on one answer, and its form.
+"""The Berkeley Function-Calling Leaderboard's own correctness of a response, and its format.
 
 Use it to measure on the leaderboard's questions, which `gdpo-verl prepare bfcl-v3` writes.
-Assumes: the package bfcl-eval with what its checker needs; the answer in the form of
+Assumes: the package bfcl-eval with the dependencies of its checker; responses in the format of
 `rewards.tool_call`.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0. Calls are judged by bfcl-eval's checker of the
-abstract syntax tree; where none is asked for, by whether calls can be read. Calls are read as
-`rewards.tool_call` does, and nothing of an answer is run.
+abstract syntax tree. Where no call is asked for, a response is judged by whether it contains calls
+that can be parsed. Calls are parsed as in `rewards.tool_call`, and nothing in a response is run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ParseError", "compute_score"]
 
 REQUIREMENT = "bfcl-eval==2026.3.23"
 INSTALL = f"pip install --no-deps {REQUIREMENT}"
-# What all of its checkers need too.
+# Also includes what all of its checkers need.
 INSTALL_ALL = (
     f"{INSTALL} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
     "tree-sitter-javascript==0.21.4"
@@ -38,7 +38,7 @@ INSTALL_ALL = (
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows our models."""
 MODELS: dict[str, Any] = {MODEL: SimpleNamespace(underscore_to_dot=False)}
-"""Our entry in place of bfcl-eval's table of models; the checker looks at no more of it."""
+"""Our entry in place of bfcl-eval's table of models; the checker reads nothing else of it."""
 
 # bfcl-eval makes folders for its results and locks when it is imported.
 _scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
@@ -52,21 +52,21 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """The verdict on one answer, in the form in which verl calls a reward function.
+    """Score one response, with the signature of verl's reward functions.
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
-      solution_str: the assistant's turn; special tokens at its end are dropped.
-      ground_truth: JSON of the category, the functions on offer and the accepted answers; these
-        are null where no call is asked for, or any.
+      solution_str: the response; special tokens at its end are dropped.
+      ground_truth: JSON of the category, the available functions and the accepted answers; the
+        answers are null where no call is asked for, or any call is accepted.
 
     Returns:
-      format, 1 when every part of the answer is in its place; correctness, 0 or 1; score, their
-      sum; parse_error, a `ParseError`. The same keys for any text; 0 for both where the ground
-      truth cannot be read.
+      format, 1 when every part of the response is in its place; correctness, 0 or 1; score, their
+      sum; parse_error, a `ParseError`. The keys are the same for every text. Both rewards are 0
+      where the ground truth cannot be parsed.
 
     Raises:
-      ModuleNotFoundError: bfcl-eval or what it needs is not installed; says how to install it.
+      ModuleNotFoundError: bfcl-eval or a dependency is not installed; says how to install it.
     """
     try:
         truth = json.loads(ground_truth)
@@ -96,7 +96,7 @@ def _accepts(category: str, functions: Any, accepted: Any, reading: Reading) -> 
     output = [{call["name"]: call["parameters"]} for call in reading.calls]
     try:
         verdict = checker.ast_checker(functions, output, accepted, language, category, MODEL)
-    except Exception:  # of the checker's code, on values it does not expect
+    except Exception:  # raised by the checker, on values that it does not expect
         return False
     return bool(verdict["valid"])
 
@@ -107,8 +107,8 @@ def package() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
             f"bfcl: expected the package {REQUIREMENT}, found none. Install it with: {INSTALL} "
-            "(--no-deps, because its pins conflict with verl's; only its data and its checker "
-            "are used)"
+            "(--no-deps, because its pinned versions conflict with verl's; only its data and its "
+            "checker are used)"
         )
     return Path(spec.submodule_search_locations[0])
 
@@ -117,8 +117,8 @@ def load_module(name: str) -> Any:
     """Import a module of bfcl-eval.
 
     Its modules look a model up in ``bfcl_eval.constants.model_config``, whose import needs the SDK
-    of every vendor on the leaderboard. A stub that holds `MODELS` takes its place for as long as
-    they are imported.
+    of every vendor on the leaderboard. During the import, a stub with `MODELS` replaces that
+    module.
     """
     loaded = sys.modules.get(f"bfcl_eval.{name}")
     if loaded is not None:
@@ -133,8 +133,8 @@ def load_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"bfcl: bfcl-eval's generation and scoring need the package {error.name}, which is "
-            f"missing. Install what they need with: {INSTALL_ALL} (--no-deps, because its pins "
-            "conflict with verl's)"
+            f"missing. Install all that they need with: {INSTALL_ALL} (--no-deps, because its "
+            "pinned versions conflict with verl's)"
         ) from error
     finally:
         del sys.modules[stubbed]

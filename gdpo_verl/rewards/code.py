@@ -1,11 +1,11 @@
 """Rewards for programming tasks: share of tests passed, length, free of errors.
 
 Use them where a program can be tried.
-Assumes: each row brings tests; the machine has a sandbox, or a service runs the programs.
+Assumes: each row has tests; the machine has a sandbox, or a service runs the programs.
 
-The rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). What the
-policy wrote runs in a sandbox and is untrusted to the end: a test's expected output never enters
-that sandbox, and what comes out of it is compared here, as plain data.
+These are the rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). The
+program in a response runs in a sandbox and is never trusted: the expected output of a test does not
+enter that sandbox, and the output of the program is compared here, as plain data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["ParseError", "Tests", "compute_score", "find_code", "parse_ground_tr
 
 Verdict = tuple[bool, Status]
 Solver = Sandbox | FusionSandbox
-"""Runs the program of an answer."""
+"""Something that runs the program of a response."""
 
 
 @declares(Component("pass", 0, 1), Component("length", 0, 1), Component("bug_free", 0, 1))
@@ -57,31 +57,31 @@ def compute_score(
     concurrent_semaphore: AbstractContextManager[Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """The three rewards of one answer, in the form in which verl calls a reward function.
+    """Compute the three rewards of one response, with the signature of verl's reward functions.
 
     Args:
       data_source: ignored, as are `kwargs`.
-      solution_str: the assistant's turn; `find_code` says which part of it is the program.
+      solution_str: the response; `find_code` says which part of it is the program.
       ground_truth: the tests, see `parse_ground_truth`.
-      extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there).
-      strict: False to read, run and compare as leniently as verl's `prime_code` does.
+      extra_info: contains `response_length` in tokens (the manager `gdpo_components` adds it).
+      strict: False to parse, run and compare as leniently as verl's `prime_code`.
       limit: the longest response that earns the length reward, in tokens.
-      timeout: CPU seconds a test; twice as many by the clock.
-      deadline: seconds for all tests of an answer.
+      timeout: CPU seconds per test; twice as many seconds of real time.
+      deadline: seconds for all tests of a response.
       memory_limit_mb: memory of the program, in MiB.
       site_packages: a directory of packages that programs may import.
-      allow_unprotected: run the program even where the machine gives no protection.
-      sandbox_fusion_url: the service to run programs on, instead of this machine.
-      concurrent_semaphore: held during a request to it.
+      allow_unprotected: run the program even where the machine offers no protection.
+      sandbox_fusion_url: a service that runs the programs instead of this machine.
+      concurrent_semaphore: held during a request to the service.
 
     Returns:
-      pass, the share of tests passed; length, 0 or 1; bug_free, 1 when no test met with an
-      error; score, their sum; parse_error, the `ParseError` of the first test that did. The same
-      keys for any text; 0 for all where the tests cannot be read.
+      pass, the share of tests passed; length, 0 or 1; bug_free, 1 when no test had an error;
+      score, their sum; parse_error, the `ParseError` of the first test with an error. The keys are
+      the same for every text. All rewards are 0 where the tests cannot be parsed.
 
     Raises:
-      ValueError: no `response_length`, or a setting out of range.
-      Unprotected, SandboxError: nothing protects this machine; the sandbox does not work.
+      ValueError: `response_length` is missing, or a setting is out of range.
+      Unprotected, SandboxError: nothing protects this machine, or the sandbox does not work.
     """
     limits = Limits(timeout=timeout, deadline=deadline, memory_limit_mb=memory_limit_mb)
     rewards = {"pass": 0.0, "length": length_reward(extra_info, limit), "bug_free": 0.0}
@@ -94,7 +94,7 @@ def compute_score(
         return with_score(dict.fromkeys(rewards, 0.0), ParseError.GROUND_TRUTH)
     runs_here = not sandbox_fusion_url or tests.kind == "assert"
     protection: Any = None
-    if runs_here:  # refused before the first rollout, with the empty answer, or not at all
+    if runs_here:  # rejected before the first rollout, with an empty response, or never
         protection = best_protection(
             allow_unprotected=allow_unprotected, site_packages=site_packages
         )
@@ -111,7 +111,7 @@ def compute_score(
         else:
             imports = () if strict else PUBLISHED_IMPORTS
             solver = stack.enter_context(Sandbox(protection, limits, imports))
-        # The tests are the data set's code and stay on this machine, away from the answer.
+        # The tests are code of the data set. They stay on this machine, separate from the response.
         checker = stack.enter_context(Sandbox(protection, limits))
         verdicts = list(_judge(tests, code, solver, checker, strict))
     # Where the test passed, it expected the exception.
@@ -121,11 +121,11 @@ def compute_score(
     return with_score(rewards, ParseError[errors[0].name] if errors else ParseError.NONE)
 
 
-# ------------------------------------------------------------------ judging
+# ------------------------------------------------------------------ scoring
 
 
 def _as_published(tests: Tests) -> Tests:
-    """Prepare a row as verl does: the first ten tests, common imports ahead of the program."""
+    """Prepare a row as verl does: the first ten tests, and common imports before the program."""
     inputs, outputs = tests.inputs[:10], tests.outputs[:10]
     if tests.kind == "call":
         inputs = [[*map(_number_keys, given[:1]), *given[1:]] for given in inputs]
@@ -133,7 +133,7 @@ def _as_published(tests: Tests) -> Tests:
 
 
 def _number_keys(value: Any) -> Any:
-    """Turn the keys of a dict into integers, where all are: JSON writes them as texts."""
+    """Convert the keys of a dict to integers where all are integers: JSON has only text keys."""
     try:
         return {int(key): item for key, item in value.items()}
     except (AttributeError, ValueError):
@@ -157,7 +157,7 @@ def _judge(
 
 
 def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: Solver) -> Verdict:
-    outcome = solver.load(tests.setup, code, tests.name)  # anew: no test sees another's state
+    outcome = solver.load(tests.setup, code, tests.name)  # anew: tests share no state
     if outcome.status is Status.OK:
         outcome = solver.call(json.dumps(encode([given, {}])))
     if outcome.status is not Status.OK:
@@ -169,7 +169,7 @@ def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: 
 
 
 def _run_assert(tests: Tests, test: str, code: str, solver: Solver, checker: Sandbox) -> Verdict:
-    """Run a test in one sandbox, which calls the answer in the other."""
+    """Run a test in one sandbox, which calls the program of the response in another sandbox."""
     outcome = solver.load(tests.setup, code, tests.name)
     if outcome.status is not Status.OK:
         return False, outcome.status

@@ -1,9 +1,9 @@
-"""Questions answered by other processes, each within a deadline.
+"""Let other processes answer questions, each within a deadline.
 
-A computation that hangs inside C code listens to no thread and no signal handler, so it runs in
-a process that can be killed. Workers are plain interpreters: multiprocessing, and the pools built
-on it, run the main module again in each (a user's script without a guard, or Ray's own), and
-pebble's pool of 5.2 is broken for good when a worker that waits is killed.
+A computation that hangs inside C code cannot be stopped by a thread or a signal handler, so it runs
+in a process that can be killed. Workers are plain interpreters: multiprocessing, and pools that use
+it, run the main module again in each worker (a user's script without a guard, or Ray's own), and
+the pool of pebble 5.2 does not work any more after a waiting worker was killed.
 
     parent: `DeadlinePool(module).ask(question, deadline)`
     worker: `python -m module`, which calls `serve(answer)`
@@ -27,23 +27,24 @@ from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.sandbox.child import lower_limit
 from gdpo_verl.sandbox.child_process import ChildProcess
 
-# Processes of a module at most, in each process that computes rewards. Two at least: while one
-# hangs until its deadline, the other judges.
+# The most processes of a module in each process that computes rewards; at least two, so that one
+# can work while the other one hangs until its deadline.
 WORKERS = max(2, min(4, os.cpu_count() or 1))
-START_SECONDS = 120.0  # that a worker may take for its imports, on a busy machine
-MEMORY_BYTES = 2**30  # address space that a worker may take
+START_SECONDS = 120.0  # for the imports of a worker, on a busy machine
+MEMORY_BYTES = 2**30  # the address space of a worker
 
 
 class DeadlinePool:
     """Worker processes that answer one question at a time. Any thread may ask.
 
-    A worker is started when a question finds none free, and stays. One that was killed is
-    replaced. Workers end with their parent: when they wait, at once; when they work, a second
-    after the deadline at the latest.
+    A worker is started when no worker is free, and stays. A worker that was killed is replaced.
+    Workers end with their parent: a waiting worker at once, a working one at most a second after
+    the deadline.
 
     Args:
-      module: run by `python -m`; it calls `serve`.
-      size: workers at most. Waiting for a free one does not count against the deadline.
+      module: the module to run with `python -m`; it calls `serve`.
+      size: the largest number of workers. Waiting for a free one does not count against the
+        deadline.
     """
 
     def __init__(self, module: str, size: int = WORKERS) -> None:
@@ -54,27 +55,27 @@ class DeadlinePool:
         atexit.register(self.close)
 
     def _start_afresh(self) -> None:
-        # Of each worker's place the worker, or None before it is started. The one used last comes
+        # One entry per worker, None before it is started. The worker that was used last comes
         # first, so that workers are started only when they are needed.
         self._places: LifoQueue[ChildProcess | None] = LifoQueue()
         for _ in range(self.size):
             self._places.put(None)
 
     def ask(self, question: Any, deadline: float) -> Any:
-        """The worker's answer.
+        """Return the answer of a worker.
 
         Args:
-          question: what JSON can hold.
-          deadline: in seconds, from when a worker that has started gets the question.
+          question: any value that JSON can represent.
+          deadline: in seconds, after a started worker got the question.
 
         Raises:
           TimeoutError: there was no answer within the deadline; the worker was killed.
-          EOFError: two workers crashed while they were at work on it.
+          EOFError: two workers crashed while they worked on the question.
           RuntimeError: no worker can be started.
         """
         try:
             return self._ask_once(question, deadline)
-        except EOFError:  # of the question, or killed by anyone just before it
+        except EOFError:  # because of the question, or something killed it just before
             return self._ask_once(question, deadline)
 
     def _ask_once(self, question: Any, deadline: float) -> Any:
@@ -91,7 +92,7 @@ class DeadlinePool:
             self._places.put(worker)
 
     def close(self) -> None:
-        """End the workers that wait. The next question starts new ones."""
+        """End the waiting workers; the next question starts new ones."""
         for worker in self._places.queue:
             if worker is not None:
                 worker.end()
@@ -101,9 +102,9 @@ _pool = cache(DeadlinePool)
 
 
 def ask(module: str, question: Any, deadline: float) -> tuple[Any, ParseError]:
-    """The answer of a module's worker, None with the reason where none came in time.
+    """Return the answer of a module's worker, or None and the reason if there was none in time.
 
-    Args: as of `DeadlinePool`.
+    The arguments are those of `DeadlinePool`.
     """
     try:
         return _pool(module).ask(question, deadline), ParseError.NONE
@@ -120,8 +121,8 @@ def _started(module: str) -> ChildProcess:
     except (TimeoutError, EOFError) as failure:
         worker.end()
         raise RuntimeError(
-            f"python -m {module}: the worker did not start ({failure!r}). Its own words are "
-            "in this process's standard error."
+            f"python -m {module}: the worker did not start ({failure!r}). The standard error of "
+            "this process has its output."
         ) from failure
     return worker
 
@@ -129,18 +130,19 @@ def _started(module: str) -> ChildProcess:
 def serve(answer: Callable[[Any], Any], *, memory: int = MEMORY_BYTES) -> None:
     """Answer the parent's questions until there are no more; crash where `answer` raises.
 
-    What a worker's module calls. A question and its answer are what JSON can hold.
+    The module of a worker calls this function. Questions and answers are values that JSON can
+    represent.
 
     Args:
-      memory: the address space that the worker may take, in bytes.
+      memory: the address space that the worker may use, in bytes.
     """
     lower_limit(resource.RLIMIT_AS, memory)
-    # By default the alarm kills, inside C code and without a parent, too.
+    # By default the alarm kills the process, also inside C code and without a parent.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     parent = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    print(sys.stdin.readline().rstrip(), file=parent, flush=True)  # it is ready
+    os.dup2(2, 1)  # what libraries print is not an answer
+    print(sys.stdin.readline().rstrip(), file=parent, flush=True)  # the worker is ready
     for line in sys.stdin:
         question, deadline = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, deadline + 1.0)

@@ -1,6 +1,6 @@
-"""Rewards relative to the group: a response's length, and its rank by a component.
+"""Rewards relative to the group: a response's length, and its rank in a component.
 
-Use them as `algorithm.gdpo.derived`, for what one answer alone cannot say.
+Use them as `algorithm.gdpo.derived`, for rewards that need the other responses of the group.
 Assumes: several responses to a prompt.
 """
 
@@ -23,16 +23,17 @@ def relative_length(
     outcome: str,
     at_least: float = 1.0,
 ) -> list[float | None]:
-    """Each response's length against the others that pass an outcome.
+    """Compare each response's length with the other responses that pass an outcome.
 
     (longest - length) / (longest - shortest): 1 for the shortest, 0 for the longest, 1 where all
-    are of one length. None for a response that does not pass, and for all where fewer than two do.
+    have the same length. The result is None for a response that does not pass, and for all
+    responses where fewer than two pass.
 
     Args:
-      rewards: of one group, what the reward returned for each response.
+      rewards: what the reward function returned for each response of one group.
       lengths: in tokens.
       outcome: the component that says whether a response passes.
-      at_least: its value from which it does, compared as a condition compares it (`reaches`).
+      at_least: the smallest value that passes, compared as in a condition (`reaches`).
 
     >>> right = [{"correctness": each} for each in (1, 1, 0, 1)]
     >>> relative_length(right, [10, 30, 5, 15], outcome="correctness")
@@ -54,13 +55,13 @@ def relative_length(
 def rank(
     rewards: Sequence[Mapping[str, Any]], lengths: Sequence[int], *, of: str
 ) -> list[float | None]:
-    """Each response's rank among its siblings by a component, from 0 to 1.
+    """Rank each response within its group by a component, from 0 to 1.
 
-    The share of the other scored responses that it surpasses; one of the same value counts half.
-    None where the component is not scored, or for no other response.
+    The rank is the share of the other scored responses with a lower value; an equal value counts
+    half. It is None where the component is not scored, or where no other response is scored.
 
     Args:
-      rewards: of one group, what the reward returned for each response.
+      rewards: what the reward function returned for each response of one group.
       lengths: ignored.
       of: the component.
 
@@ -81,7 +82,7 @@ def rank(
 
 
 def _values(rewards: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    """A component's values, of a list by turn its sum, shape (B,); NaN where not scored."""
+    """Return the values of a component, shape (B,), NaN where not scored; lists are summed."""
     values = [_value(info, name) for info in rewards]
     return torch.tensor(values, dtype=torch.float64)
 

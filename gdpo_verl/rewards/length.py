@@ -1,7 +1,8 @@
 """The length reward that several tasks share: 1 up to a limit of generated tokens, else 0.
 
-Use it beside a correctness, best conditioned on it, or a policy learns to fail briefly.
-Assumes: the reward manager tells the response's tokens.
+Use it together with a correctness, best with a condition on it, or a policy learns to fail with few
+tokens.
+Assumes: the reward manager passes the number of tokens of the response.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from gdpo_verl.config.arguments import check_positive
 
 
 def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
-    """1 when the response has at most `limit` tokens, else 0.
+    """Return 1 when the response has at most `limit` tokens, else 0.
 
     The length reward of GDPO's mathematics and coding tasks (https://arxiv.org/abs/2601.05242).
-    That it counts only for right answers (Eq. 8) is a condition of the settings, not this.
+    A condition in the settings, not this function, lets it count only for correct responses (Eq.
+    8).
 
     Args:
-      extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there).
+      extra_info: contains `response_length` in tokens (the manager `gdpo_components` adds it).
       limit: the longest response that earns the reward, in tokens.
 
     Raises:
-      ValueError: there is no `response_length`, or the limit is not a positive number.
+      ValueError: `response_length` is missing, or the limit is not a positive number.
 
     >>> [length_reward({"response_length": length}, limit=4000) for length in (4000, 4001)]
     [1.0, 0.0]
@@ -35,6 +37,6 @@ def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
     if isinstance(length, bool) or not isinstance(length, (int, float)) or math.isnan(length):
         raise ValueError(
             "extra_info['response_length']: expected the response's length in tokens, found "
-            f"{length!r}. The reward manager gdpo_components puts it there."
+            f"{length!r}. Set reward.reward_manager.name=gdpo_components, which adds it."
         )
     return float(length <= limit)

@@ -1,6 +1,6 @@
-"""The codes of the diagnostic `parse_error`: reasons why an answer could not be judged.
+"""The codes of the diagnostic `parse_error`: reasons why a response could not be scored.
 
-One table for all rewards, so that a run on several tasks may count them together.
+All rewards share this table, so that a run on several tasks can count them together.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ _warned: set[tuple[str, ParseError]] = set()
 
 
 class ParseError(IntEnum):
-    """The reason why an answer could not be read or judged; 0 when nothing is wrong."""
+    """The reason why a response could not be parsed or scored; 0 when nothing is wrong."""
 
     NONE = 0
-    NO_ANSWER = NO_CALL = NO_CODE = 1  # no tags, box, call or block of Python outside the thought
-    OUT_OF_ORDER = 2  # a tag outside its place, as a closing before an opening one
+    NO_ANSWER = NO_CALL = NO_CODE = 1  # no tags, box, call or Python block outside the thought
+    OUT_OF_ORDER = 2  # a tag in the wrong place, such as a closing tag before the opening tag
     UNCLOSED = 3  # the thought, the answer, the last box or a block of calls has no end
     NOT_JSON = 4  # between the call tags
     NOT_A_CALL = 5  # JSON, but name or parameters missing or of the wrong type, or no call
-    DUPLICATE_KEY = 6  # in one object, whose value nobody knows
+    DUPLICATE_KEY = 6  # in one object, so that its value is not clear
     NOT_FINITE = 7  # NaN, Infinity, or a number beyond the range of a double
     TOO_DEEP = 8  # nested deeper than the interpreter's recursion limit
-    GROUND_TRUTH = 9  # the row is at fault, not the answer
+    GROUND_TRUTH = 9  # the fault is in the row, not in the response
     UNREADABLE = 10  # no number and no formula, or nothing
-    TOO_LONG = 11  # the box or the calls are longer than any answer asked for
-    DEADLINE = 12  # no verdict within it
-    CRASHED = 13  # the process that judges crashed on the answer, as for memory
+    TOO_LONG = 11  # the box or the calls are longer than any expected answer
+    DEADLINE = 12  # no result within the time
+    CRASHED = 13  # the judging process crashed on the response, for example for lack of memory
     NOT_EVALUATED = 16  # equal, but still to be evaluated, or a formula of the question
     SYNTAX = 20  # the program does not compile
-    EXCEPTION = 21  # it raised, crashed, or left with a status other than 0
-    TIMEOUT = 22  # a test, or a tool's call, took longer than it may
+    EXCEPTION = 21  # it raised, crashed, or ended with a status other than 0
+    TIMEOUT = 22  # a test or a tool call took longer than allowed
     MEMORY = 23  # more than allowed
     OUTPUT = 24  # of a program, more than allowed
     NO_FUNCTION = 25  # the function that the tests call is not defined
@@ -46,23 +46,23 @@ class ParseError(IntEnum):
 
 
 def with_score(rewards: Mapping[str, float | None], error: float) -> dict[str, Any]:
-    """The dict that verl takes: the rewards, after their sum, and what was wrong."""
+    """Return the dict that verl expects: the score, the rewards, and the parse error."""
     score = sum(reward for reward in rewards.values() if reward is not None)
     return {"score": score, **rewards, "parse_error": int(error)}
 
 
 def warn_of_ground_truth(reward: str, error: Exception) -> None:
-    """Log a ground truth at fault: the first that a reward meets in this process."""
-    fault = f"a row gets the minimum, because its ground truth cannot be read: {error}"
+    """Log the first faulty ground truth of a reward function in this process."""
+    fault = f"a row gets the lowest rewards, because its ground truth is not valid: {error}"
     warn_once(reward, ParseError.GROUND_TRUTH, fault)
 
 
 def warn_once(reward: str, code: ParseError, fault: str) -> None:
-    """Log the first of a reward's faults of a kind in this process.
+    """Log the first fault of each kind of a reward function in this process.
 
-    They are counted by `parse_error`.
+    `parse_error` counts all of them.
     """
     if (reward, code) not in _warned:
         _warned.add((reward, code))
-        text = "%s: %s. Others like it are counted in %s."
+        text = "%s: %s. Further cases are counted in %s and not logged."
         logger.warning(text, reward, fault, PARSE_ERROR_CODE.of(int(code)))

@@ -1,4 +1,4 @@
-"""The first steps of every reward: drop special tokens at the end, leave the thought."""
+"""The first steps of every reward function: drop special tokens at the end, find the thought."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPACE_OR_TOKENS = re.compile(rf"(?:\s+|{_END})+")
 
 
 def assistant_text(text: str) -> str:
-    """The text without the white space around it and the special tokens at its end.
+    """Return the text without white space around it and special tokens at its end.
 
     >>> assistant_text(" So. <|im_end|>\\n<|endoftext|>")
     'So.'
@@ -26,10 +26,10 @@ def assistant_text(text: str) -> str:
 
 
 def behind_thought(text: str) -> str | None:
-    """The text behind the last `</think>`; None when another thought begins there.
+    """Return the text after the last `</think>`; None when another thought begins there.
 
-    Without a thought that is the whole text, and where the chat template itself opened
-    `<think>`, so that only its end is in the answer, the same as with it.
+    Without a thought, this is the complete text. If the chat template opened `<think>`, only its
+    end is in the response; the result is the same as with both tags.
 
     >>> behind_thought("<think>2 or 3?</think> It is 3."), behind_thought("<think>2 or")
     (' It is 3.', None)
@@ -39,18 +39,18 @@ def behind_thought(text: str) -> str | None:
 
 
 def has_thought(text: str, end: int) -> bool:
-    """Return whether a thought that says something reaches from the text's beginning to `end`.
+    """Return whether a thought with content reaches from the beginning of the text to `end`.
 
     >>> has_thought("<think>2 + 2</think> 4", 20), has_thought("4", 0)
     (True, False)
     """
-    # Without an end, a negative index would count from behind.
+    # Without an end, a negative index would count from the end of the text.
     thought = text[len(THINK) : max(0, end - len(END_THINK))]
     return text.startswith(THINK) and bool(thought.strip())
 
 
 def apart(gap: str) -> bool:
-    """Return whether two parts of an answer stand on lines of their own: nothing else is between.
+    """Return whether two parts of a response are on separate lines, with nothing else between them.
 
     >>> apart(" \\n"), apart(" "), apart("\\nSo\\n")
     (True, False, False)
@@ -59,7 +59,7 @@ def apart(gap: str) -> bool:
 
 
 def opened_thought(prompt: str) -> str:
-    """The end of a prompt that opens the answer's thought, as many chat templates do; else ''.
+    """Return the end of a prompt that opens the thought, as in many chat templates; else ''.
 
     >>> opened_thought("<|assistant|>\\n<think>\\n"), opened_thought("<think>\\n\\n</think>\\n")
     ('<think>\\n', '')

@@ -1,11 +1,11 @@
 """Rewards for tool calling: format, 0 or 1, and correctness, from -3 to 3.
 
-Use them where the calls that are right are known, and none is executed.
+Use them where the correct calls are known, and no call is executed.
 Assumes: the prompt asks for thought, calls and response, each in its tags.
 
 The two rewards of ToolRL (https://arxiv.org/abs/2504.13958), with which GDPO's paper
-(https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=False` gives the
-published rules' verdicts, defects included. `tool_text` says how an answer is read.
+(https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=False` applies
+the published rules with their defects. `tool_text` says how a response is parsed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ParseError", "compute_score", "correctness_reward", "format_reward"]
 __all__ += ["HIGHEST", "LOWEST", "parse_ground_truth"]
 
 MOST_ASKED = 50
-"""Calls of a ground truth; matching them takes the square of their number for each call made."""
+"""The most calls of a ground truth, because matching takes the square of their number."""
 
 Verdict = tuple[float, float, ParseError]
 
@@ -49,23 +49,23 @@ def compute_score(
     strict: bool = True,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Both rewards of one answer, in the form in which verl calls a reward function.
+    """Compute both rewards of one response, with the signature of verl's reward functions.
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
-      solution_str: the assistant's turn; special tokens at its end are dropped.
-      ground_truth: a right answer in the same form, with or without its thought.
-      strict: False for the published rules' verdicts.
+      solution_str: the response; special tokens at its end are dropped.
+      ground_truth: a correct response in the same format, with or without its thought.
+      strict: False for the published rules.
 
     Returns:
       format in {0, 1}; correctness in [-3, 3]; score, their sum; parse_error, a `ParseError`.
-      The same keys for any text; a malformed ground truth gives correctness -3.
+      The keys are the same for every text. A malformed ground truth gives correctness -3.
 
     >>> call = '<tool_call>\\n{"name": "add", "parameters": {"a": 1}}\\n</tool_call>'
     >>> compute_score("toolbox", "<think>Add.</think>\\n" + call + "<|im_end|>", call)
     {'score': 4.0, 'format': 1.0, 'correctness': 3.0, 'parse_error': 0}
     """
-    if not isinstance(ground_truth, str):  # it may have no hash
+    if not isinstance(ground_truth, str):  # it may not be hashable
         warn_of_ground_truth("tool_call", TypeError(f"expected text, found {ground_truth!a:.200}"))
         return with_score({"format": 0.0, "correctness": LOWEST}, ParseError.GROUND_TRUTH)
     judge = _judge_strictly if strict else _judge_as_published
@@ -74,11 +74,11 @@ def compute_score(
 
 
 def format_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
-    """1 when the whole answer has the shape that the ground truth has, else 0.
+    """Return 1 when the response has the same parts as the ground truth, else 0.
 
-    A thought, then the calls if the ground truth holds any, then the response if it holds one,
-    a newline between each two. Strict: every part holds something, and calls stand between the
-    call tags, in any layout and any number of blocks. Published: tags alone.
+    The parts are a thought, then calls and a `<response>` if the ground truth has them, with a
+    newline between any two. With the strict rules, every part has content, and calls are between
+    the call tags, in any layout and any number of blocks. The published rules check only the tags.
     """
     return compute_score("", response, ground_truth, strict=strict)["format"]
 
@@ -87,35 +87,36 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
     """Score the match of the calls with those of the ground truth, from -3 to 3.
 
     6 S / M - 3, where S begins with J(names) and M with 1, J being the multiset Jaccard
-    similarity. For every call asked for, M grows by 1 + its number of parameters, and S by
-    J(parameter names) + the number of equal parameters of the call of its name that it is
-    matched with. Published: each call asked for takes the best that is left. Strict: they are
-    matched for the largest S; each unmatched call beyond the number asked for adds 1 + its number
-    of parameters to M, and a match each parameter beyond twice the number asked for, so that
-    spraying does not pay; and true differs from 1.
+    similarity. For every expected call, M grows by 1 + its number of parameters, and S by
+    J(parameter names) + the number of equal parameters, compared with the call of the same
+    name that it is matched with. With the published rules, each expected call takes the best call
+    that is left. With the strict rules, calls are matched for the largest S. Each unmatched call
+    beyond the expected number then adds 1 + its number of parameters to M, and so does each
+    parameter of a match beyond twice the expected number, so that surplus calls and parameters
+    lower the reward; and true is not equal to 1.
 
-    -3.0 for calls that cannot be read, 0.0 when no call was asked for.
+    The result is -3.0 for calls that cannot be parsed, and 0.0 when no call was expected.
     """
     return compute_score("", response, ground_truth, strict=strict)["correctness"]
 
 
 def parse_ground_truth(ground_truth: str) -> Reading:
-    """Read a ground truth: calls, a response, or both, with or without a thought; or that alone.
+    """Parse a ground truth: calls, a response, or both, with or without a thought; or a thought.
 
-    Raises ValueError where it is none, or has more than `MOST_ASKED` calls.
+    Raises ValueError where it is not valid, or has more than `MOST_ASKED` calls.
     """
     if not isinstance(ground_truth, str):
         raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
     text = assistant_text(ground_truth)
     reading = read(text)
     unclosed = reading.has_response and END_RESPONSE not in text.rpartition(RESPONSE)[2]
-    # Tidy without calls and a response is a thought alone.
+    # A tidy text without calls and without a response is a thought.
     something = reading.calls or reading.has_response or reading.tidy
     if reading.error or unclosed or not something:
         raise ValueError(
-            f'ground_truth: expected {{"name": ..., "parameters": {{...}}}}, one a line between '
-            f"{OPEN} and {CLOSE}, a response between {RESPONSE} and {END_RESPONSE}, or a thought "
-            f"alone, found {ground_truth[-200:]!a} (parse_error: {reading.error.name})"
+            f'ground_truth: expected {{"name": ..., "parameters": {{...}}}}, one per line, between '
+            f"{OPEN} and {CLOSE}, a response between {RESPONSE} and {END_RESPONSE}, or only a "
+            f"thought, found {ground_truth[-200:]!a} (parse_error: {reading.error.name})"
         )
     if len(reading.calls) > MOST_ASKED:
         raise ValueError(
@@ -124,7 +125,7 @@ def parse_ground_truth(ground_truth: str) -> Reading:
     return reading
 
 
-# The answers of a group share a ground truth. What it returns is shared, too: only read it.
+# The responses of a group share a ground truth, and the result is shared too: do not change it.
 _remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
@@ -135,7 +136,7 @@ def _judge_strictly(text: str, ground_truth: str) -> Verdict:
         warn_of_ground_truth("tool_call", fault)
         return 0.0, LOWEST, ParseError.GROUND_TRUTH
     found = read(text)
-    # The format pays for the shape: how many calls there are is a matter of correctness.
+    # The format rewards the layout; the number of calls belongs to correctness.
     form = float(
         found.tidy
         and bool(found.calls) == bool(wanted.calls)
@@ -164,7 +165,7 @@ def _published_format(text: str, ground_truth: str) -> float:
     if RESPONSE in ground_truth:
         shape += f"\n{RESPONSE}.*?{END_RESPONSE}"
         tags += [RESPONSE, END_RESPONSE]
-    # Counted first: where a tag stands once, the expression finds its place or fails in one pass.
+    # Counted first: where a tag occurs once, the expression finds it or fails in one pass.
     once = all(text.count(tag) == 1 for tag in tags)
     return float(once and re.fullmatch(shape, text, re.DOTALL) is not None)
 
@@ -187,12 +188,12 @@ def _published_correctness(text: str, ground_truth: str) -> tuple[float, ParseEr
         return LOWEST, failure.code
     except ValueError:
         return LOWEST, ParseError.NOT_JSON
-    except (TypeError, KeyError, AttributeError):  # which the published code catches, too
+    except (TypeError, KeyError, AttributeError):  # the published code catches this, too
         return LOWEST, ParseError.NOT_A_CALL
 
 
 def _published_calls(text: str) -> list[Any]:
-    """One JSON value a line, from the first opening tag to the next tag of either kind."""
+    """Parse one JSON value per line, from the first opening tag to the next tag of either kind."""
     body = text.partition(OPEN)[2].partition(CLOSE)[0].partition(OPEN)[0].strip()
     if len(body) > LONGEST:
         raise Unreadable(ParseError.TOO_LONG)

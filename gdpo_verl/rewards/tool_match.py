@@ -1,4 +1,4 @@
-"""The match between the calls that an answer makes and the calls asked for."""
+"""Match the calls in a response with the expected calls."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any
 LOWEST, HIGHEST = -3.0, 3.0
 
 Gains = list[list[float]]
-"""The similarity of each call asked for, a row, and each call made."""
+"""The similarity of each expected call (a row) and each call made."""
 Pairs = list[tuple[int, int]]
-"""The numbers of a call asked for and of a call made."""
+"""The numbers of an expected call and of a call made."""
 
 
 def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
-    """6 S / M - 3, as `tool_call.correctness_reward` defines them, in [-3, 3].
+    """Return 6 S / M - 3, as `tool_call.correctness_reward` defines them, in [-3, 3].
 
     Args:
-      wanted: the calls asked for, with `name` and `parameters`.
+      wanted: the expected calls, with `name` and `parameters`.
       found: the calls that were made; at least one.
-      strict: False for the published rule: each call asked for, in turn, takes the best call
-        that is left, the first of equally good ones.
+      strict: False for the published rule: each expected call, in order, takes the best call that
+        is left, and the first of equally good ones.
 
-    Raises TypeError, KeyError or AttributeError for what is no call, RecursionError for depth.
+    Raises TypeError, KeyError or AttributeError for a value that is not a call, and RecursionError
+    for a value that is nested too deeply.
     """
     same = identical if strict else eq
     if same(wanted, found):
@@ -41,12 +42,12 @@ def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
 
 
 def identical(a: Any, b: Any) -> bool:
-    """Equality of JSON values: true is not 1, but 1 is 1.0."""
+    """Return whether JSON values are equal: true is not 1, but 1 is 1.0."""
     return bool(a == b) and _of_one_kind(a, b)
 
 
 def _of_one_kind(a: Any, b: Any) -> bool:
-    """Return whether booleans stand at the same places of two equal values."""
+    """Return whether booleans are at the same places of two equal values."""
     if isinstance(a, dict):
         pairs: Iterable[tuple[Any, Any]] = ((a[key], b[key]) for key in a)
     elif isinstance(a, list):
@@ -62,7 +63,7 @@ def _jaccard(a: list[Any], b: list[Any]) -> float:
 
 
 def _similarity(wanted: Any, found: Any, same: Callable[[Any, Any], bool]) -> float:
-    """J(parameter names) + the number of equal parameters; 0 for calls of other names."""
+    """Return J(parameter names) + the number of equal parameters; 0 for different names."""
     if wanted["name"] != found["name"]:
         return 0.0
     asked, given = wanted["parameters"], found["parameters"]
@@ -77,31 +78,31 @@ def _pairs_in_turn(gains: Gains) -> Pairs:
     pairs = []
     for row, gain in enumerate(gains):
         best = max(unused, key=gain.__getitem__, default=-1)
-        if best >= 0 and gain[best] > 0:  # with nothing in common it stays free
+        if best >= 0 and gain[best] > 0:  # without anything in common it stays free
             pairs.append((row, best))
             unused.remove(best)
     return pairs
 
 
 def _best_pairs(gains: Gains) -> Pairs:
-    """The pairs of the largest sum, so that mending one call cannot take another's from it."""
-    # Whatever the others take, one of a call's best len(gains) is left for it.
+    """Find the pairs with the largest sum, so that correcting a call never lowers the sum."""
+    # Whatever the other calls take, one of the best len(gains) is left for each call.
     best = (sorted(range(len(row)), key=lambda j: -row[j])[: len(gains)] for row in gains)
     kept = sorted(set().union(*best))
     chosen = _assign([[row[j] for j in kept] for row in gains])
-    # A pair with nothing in common uses no call up, which then counts as sprayed.
+    # A pair without anything in common uses no call; that call then counts as surplus.
     return [(i, kept[j]) for i, j in chosen if gains[i][kept[j]] > 0]
 
 
 def _assign(gains: Gains) -> Pairs:
-    """Pairs of row and column with the largest sum, by the Hungarian method.
+    """Find the pairs of row and column with the largest sum, with the Hungarian method.
 
-    Each row enters by the exchanges that cost least, in the columns' prices, to a free column.
-    `gains` are rows of equal length, at least 0: a row may as well have no column.
+    Each row is added by the cheapest exchanges, in the prices of the columns, up to a free column.
+    `gains` are rows of equal length with numbers of at least 0; a row may have no column.
     """
     height = len(gains)
     columns = len(gains[0])
-    width = columns + height  # with columns that stand for none
+    width = columns + height  # with columns that mean "no column"
     gains = [row + [0.0] * height for row in gains]
     price = [0.0] * width
     owner = [-1] * width
@@ -124,15 +125,15 @@ def _assign(gains: Gains) -> Pairs:
             row = owner[column]
             walked = cost[column]
         price = [old + max(0.0, walked - one) for old, one in zip(price, cost, strict=True)]
-        while column >= 0:  # back along the exchanges: each row gives its column to the one before
+        while column >= 0:  # back along the exchanges: each row passes its column on
             row = owner[column] = before[column]
             taken[row], column = column, taken[row]
     return [(row, column) for row, column in enumerate(taken) if column < columns]
 
 
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:
-    """The penalty of surplus: 1 + its parameters for each unmatched call beyond the number
-    asked for, and 1 for each parameter of a match beyond twice the number asked for."""
+    """Return the penalty of surplus: 1 + its parameters for each unmatched call beyond the
+    expected number, and 1 for each parameter of a match beyond twice the expected number."""
     used = {column for _, column in pairs}
     unused = [call for column, call in enumerate(found) if column not in used]
     sprayed = unused[len(wanted) - len(used) :]

@@ -1,4 +1,4 @@
-"""Read an assistant's tool-calling answer: thought, calls, response, each in its place.
+"""Parse a tool-calling response: thought, calls and `<response>`, each in its place.
 
     <think>why</think>
     <tool_call>
@@ -6,15 +6,15 @@
     </tool_call>
     <response>done</response>
 
-The text comes from an adversary, the policy itself: reading any text takes linear time and ends in
-a `Reading`.
+The policy may try to exploit the parser, so parsing any text takes linear time and returns a
+`Reading`.
 
-**The thought ends** at the first `</think>` that a newline and then `<tool_call>` or `<response>`
-follow, else at the first that these follow behind other text, else at the last one: the first of
-them behind which the rest can be read. So a thought and an argument may mention any tag. A call
-that could be read ends the thought for good. **Order**: elsewhere a tag that is not in its place
-(thought, calls, response) makes the answer out of order, and none of its calls count. A response
-may mention the tags of thought, but no call.
+**The thought ends** at the first `</think>` that is followed by a newline and then `<tool_call>` or
+`<response>`; else at the first one that is followed by these after other text; else at the last
+one. Of these places the first one counts after which the rest can be parsed. So a thought and an
+argument may mention any tag. A call that could be parsed ends the thought. **Order**: elsewhere a
+tag that is not in its place (thought, calls, response) makes the response out of order, and none of
+its calls count. A `<response>` may mention the tags of the thought, but no call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Call = dict[str, Any]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE, END_RESPONSE = "<response>", "</response>"
-LONGEST = 100_000  # characters of an answer from its first call tag on
+LONGEST = 100_000  # characters of a response from its first call tag on
 MOST_ENDS = 5  # of a thought, tried before its last one
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
@@ -40,7 +40,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class Unreadable(ValueError):
-    """Calls that cannot be read, with the code that says why."""
+    """Calls that cannot be parsed, with the code that says why."""
 
     def __init__(self, code: ParseError) -> None:
         super().__init__(code.name)
@@ -48,16 +48,16 @@ class Unreadable(ValueError):
 
 
 class Reading(NamedTuple):
-    """An answer as it was read."""
+    """A response after parsing."""
 
-    calls: list[Call]  # of exactly `name` (str) and `parameters` (dict); none that cannot be read
+    calls: list[Call]  # valid ones, with exactly `name` (str) and `parameters` (dict)
     has_response: bool  # outside the thought and the calls
     tidy: bool  # every part is in its exact place and none is empty
-    error: ParseError = ParseError.NONE  # why the calls could not be read
+    error: ParseError = ParseError.NONE  # why the calls could not be parsed
 
 
 def read(text: str) -> Reading:
-    """Read an answer that went through `assistant_text`. Never raises for any text."""
+    """Parse a response that went through `assistant_text`; never raise for any text."""
     text = text.replace("\r\n", "\n")
     error = ParseError.NONE
     for likely, end in _thought_ends(text):
@@ -74,10 +74,10 @@ def read(text: str) -> Reading:
 
 
 def _thought_ends(text: str) -> list[tuple[bool, int]]:
-    """The places where the thought may end, best first, 0 for none, and if a newline follows."""
+    """List where the thought may end, best first, 0 for none, and whether a newline follows."""
     tags = list(_TAG.finditer(text))
     thoughts = [tag for tag in tags if "think" in tag[0]]
-    # There may be no thought where the first tag is of something else.
+    # There may be no thought where the first tag is another tag.
     none = [(False, 0)] if tags[:1] != thoughts[:1] or not tags else []
     if none and (not thoughts or thoughts[0][0] == THINK):
         return none
@@ -87,7 +87,7 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
         if tag[0] == END_THINK and after[0] in (OPEN, RESPONSE)
     ]
     ends.sort(key=lambda end: not end[0])
-    # Behind each end the rest is read once more: all of them would take quadratic time.
+    # After each end the rest is parsed again; trying all ends would take quadratic time.
     ends = none + ends[:MOST_ENDS]
     last = text.rfind(END_THINK)
     if last >= 0:
@@ -96,7 +96,7 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
 
 
 def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
-    """The calls of all blocks from `position`, where they end, and whether they are tidy."""
+    """Parse the calls of all blocks from `position`; return their end and whether they are tidy."""
     start = text.find(OPEN, position)
     if start >= 0 and len(text) - start > LONGEST:
         raise Unreadable(ParseError.TOO_LONG)
@@ -115,9 +115,9 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
 
 
 def _read_block(text: str, position: int, calls: list[Call]) -> int:
-    """Add the calls from `position` to the closing tag; return the position behind that tag.
+    """Add the calls from `position` to the closing tag; return the position after that tag.
 
-    A JSON decoder walks the block, so a tag inside a string argument closes nothing.
+    A JSON decoder reads the block, so a tag inside a string argument does not close it.
     """
     before = len(calls)
     position = _behind_space(text, position)
@@ -166,14 +166,14 @@ def _as_call(value: Any) -> Call:
 
 
 def _read_tail(tail: str) -> tuple[bool, bool]:
-    """Return whether the text behind the last call holds a response, and whether it is tidy."""
+    """Return whether the text after the last call has a `<response>`, and whether it is tidy."""
     if not tail:
         return False, True
     gap, opened, rest = tail.partition(RESPONSE)
     inner, closed, after = rest.rpartition(END_RESPONSE)
     if _TAG.search(gap) or _TAG.search(after) or CLOSE in inner:
         raise Unreadable(ParseError.OUT_OF_ORDER)
-    # A response that mentions its own tags is one, but which of them end it nobody can tell.
+    # A `<response>` that mentions its own tags counts, but it is not clear which tag ends it.
     once = RESPONSE not in inner and END_RESPONSE not in inner
     tidy = bool(closed) and not after and once and apart(gap) and bool(inner.strip())
     return bool(opened), tidy
@@ -194,7 +194,7 @@ def _finite(digits: str) -> float:
 
 
 def _integer(digits: str) -> int:
-    _finite(digits)  # first: int() raises another error where digits are too many
+    _finite(digits)  # first, because int() raises another error for too many digits
     return int(digits)
 
 

@@ -1,11 +1,11 @@
-"""Rewards of a session with tools that run: correctness, executed, economy and format.
+"""Rewards of a rollout with tools that run: correctness, executed, economy and format.
 
 Use them where the policy calls tools while it is sampled, and their results lead to the answer.
 Assumes: verl's `tool_agent` loop; `extra_info['calls']`, the number of calls that are needed.
 
-The text is all that verl's `tool_agent` loop has put together, what the tools told among it, and a
-policy can write that itself. What became of its calls is therefore read from verl's own record,
-`extra_info['tool_rewards']`: a number for each call that a tool was given.
+The text is the complete output of verl's `tool_agent` loop, with the results of the tools, and a
+policy can imitate such results. The results of calls are therefore read from verl's own record,
+`extra_info['tool_rewards']`, which has a number for each call that a tool got.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gdpo_verl.rewards.thought import assistant_text
 
 __all__ = ["compute_score", "compute_score_by_turn", "parse_ground_truth"]
 
-# What a tool returns beside its text. verl itself gives 0 to a call that raises, names no tool or
-# has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
+# What a tool returns in addition to its text. verl itself gives 0 to a call that raises, names no
+# tool or has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
 EXECUTED, CUT, RAISED, TIMED_OUT = 1.0, 0.5, 0.0, -1.0
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 TOLD, END_TOLD = "<tool_response>", "</tool_response>"
-# What a policy is told of a call that failed, by `guarded` and by verl; or nothing fitted any more.
+# What `guarded` and verl return for a call that failed; or there was no space for a result.
 _FAILURE = re.compile(
     r"Error: |Error executing tool|Unknown function|Invalid JSON in arguments|</tool_call>\Z"
 )
-# verl gives 0 to a text alone, as to a call that raised.
+# verl gives 0 to a tool that returns only a text, as to a call that raised.
 _UNGUARDED = (
-    "a tool returned a text alone, so nobody knows whether its call ran. It counts as failed "
-    "beside others; with none, executed and economy are not scored. Register it as "
-    f"function_tool(guarded(tool)), or return (text, {EXECUTED}) from it"
+    "a tool returned only a text, so it is not known whether its call ran. The call counts as "
+    "failed if other calls have a result; if none has, executed and economy are not scored. "
+    f"Register the tool as function_tool(guarded(tool)), or return (text, {EXECUTED}) from it"
 )
 _NAMES = ("correctness", "executed", "economy", "format")
 
@@ -47,23 +47,23 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, float | None]:
-    """The four rewards of one session, in the form in which verl calls a reward function.
+    """Compute the four rewards of one rollout, with the signature of verl's reward functions.
 
     Args:
       data_source: ignored, as are `kwargs`.
-      solution_str: the session from the assistant's first turn on.
-      ground_truth: the number asked for, as in `gsm8k`.
-      extra_info: the row's, with the number of `calls` that it takes, and verl's `tool_rewards`.
+      solution_str: the rollout from the assistant's first turn on.
+      ground_truth: the expected number, as in `gsm8k`.
+      extra_info: that of the row, with the number of needed `calls`, and verl's `tool_rewards`.
 
     Returns:
       correctness, 1 when the last answer is the number, by the strict rules of `gsm8k`; executed,
-      the share of the calls that ran to their end, 0 when none ran; economy, the calls it takes by
-      those that ran, 1 at most, and 0 for fewer, unless the answer is right without the others;
-      format, 1 when a tool was given each call, and one answer stands at the end; score, their
-      sum; calls, their number; parse_error, a `ParseError`: of the answer, but `TIMEOUT` where a
-      call timed out, `OUTPUT` where a tool's words were cut, `NO_OUTCOME` where one that
-      is not `guarded` returned a text alone, so that nobody knows whether it ran; where that is
-      so of all calls, executed and economy are None.
+      the share of the calls that ran to their end, 0 when none ran; economy, calls needed / calls
+      that ran, capped at 1, and 0 if fewer calls ran than needed, unless the answer is right
+      anyway; format, 1 when a tool got each call and one answer is at the end; score, their sum;
+      calls, the number of calls; parse_error, a `ParseError`: that of the answer, but `TIMEOUT`
+      where a call timed out, `OUTPUT` where the output of a tool was cut, and `NO_OUTCOME` where a
+      tool that is not `guarded` returned only a text, so that it is not known whether the call
+      ran. Where this holds for all calls, executed and economy are None.
 
     >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
     2.0
@@ -71,7 +71,7 @@ def compute_score(
     info = extra_info or {}
     outcomes = [float(outcome) for outcome in info.get("tool_rewards") or ()]
     text = assistant_text(solution_str)
-    # More than one call in a turn, and what is no JSON, verl leaves out.
+    # verl omits further calls in a turn, and calls that are not JSON.
     calls = max(solution_str.count(CALL), len(outcomes))
     ran = sum(each > 0 for each in outcomes)
     # Without what the tools told, where the chat template puts that into tags: it may itself hold
@@ -81,7 +81,9 @@ def compute_score(
     needed = info.get("calls", 0)
     error = answer["parse_error"]
     if not isinstance(needed, int) or needed < 1:
-        fault = ValueError(f"extra_info['calls']: expected 1 call or more, found {needed!r}")
+        fault = ValueError(
+            f"extra_info['calls']: expected a number of at least 1, found {needed!r}"
+        )
         warn_of_ground_truth("tool_turns", fault)
         error = ParseError.GROUND_TRUTH
     rewards: dict[str, float | None] = dict.fromkeys(_NAMES, 0.0)
@@ -113,16 +115,15 @@ def compute_score_by_turn(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """The same four rewards, with `executed` by turn: its sum is that of `compute_score`.
+    """Compute the same four rewards, with `executed` per turn; its sum is that of `compute_score`.
 
     A turn whose call ran to its end has its share of all calls, 1 / calls; any other turn has 0.
 
-    Args:
-      as `compute_score`; extra_info also holds verl's `num_turns`, those of the assistant and what
-        was told to it.
+    The arguments are those of `compute_score`; extra_info also contains verl's `num_turns`, the
+    turns of the assistant and the messages to it.
 
     Raises:
-      ValueError: a turn made several calls, which verl's record does not tell apart
+      ValueError: a turn made several calls, which verl's record does not separate
         (`actor_rollout_ref.rollout.multi_turn.max_parallel_calls`).
 
     >>> info = {"calls": 2, "tool_rewards": [0.0, 1.0], "num_turns": 6}
@@ -132,16 +133,16 @@ def compute_score_by_turn(
     scored: dict[str, Any] = compute_score(data_source, solution_str, ground_truth, extra_info)
     info = extra_info or {}
     ran = [float(outcome) > 0 for outcome in info.get("tool_rewards") or ()]
-    # Each turn of the assistant's but the last is followed by what it is told; verl counts the
-    # question, too.
+    # Each turn of the assistant except the last is followed by a tool result; verl also counts the
+    # question.
     turns = (info.get("num_turns") or 2 * (len(ran) + 1)) // 2
     if len(ran) > turns:
         raise ValueError(
             f"extra_info['tool_rewards']: expected at most one call in each of {turns} turns, "
-            f"found {len(ran)}. Set max_parallel_calls=1."
+            f"found {len(ran)}. Set actor_rollout_ref.rollout.multi_turn.max_parallel_calls=1."
         )
     if scored["executed"] is not None:
-        # None is paid where the row is at fault.
+        # There is no reward where the row has a fault.
         share = scored["executed"] / max(sum(ran), 1)
         shares = [share * each for each in ran]
         scored["executed"] = shares + [0.0] * (turns - len(ran))
@@ -150,6 +151,6 @@ def compute_score_by_turn(
 
 def _has_form(text: str, words: str, given: int) -> bool:
     counts = [words.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
-    # Some chat templates put what a tool tells into tags, others into a separate turn.
+    # Some chat templates put a tool result into tags, others into a separate turn.
     told = text.count(TOLD) in (0, given)
     return counts == [given, given, 1, 1] and told and text.endswith(CLOSE)

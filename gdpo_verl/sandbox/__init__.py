@@ -1,4 +1,4 @@
-"""Run code that nobody trusts. Knows nothing of rewards, and nothing of verl."""
+"""Run untrusted code. This package does not know rewards and verl."""
 
 from gdpo_verl.sandbox.protection import Unprotected, best_protection
 from gdpo_verl.sandbox.session import Limits, Outcome, Protection, Sandbox, SandboxError, Status

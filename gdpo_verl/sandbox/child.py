@@ -1,9 +1,9 @@
-"""The program inside a sandbox: a small server that forks one process a program.
+"""The program inside a sandbox: a small server that forks one process for each program.
 
-It is started as a script, with nothing but the standard library, and never imported by what
-it runs. It is one file: the only one of ours that a sandbox can read, or a service is sent.
+It is started as a script, with only the standard library, and the programs never import it. It is
+one file, because a sandbox can read only this file of ours, and a service gets only this file.
 
-The server takes requests, one JSON object a line, from its standard input and answers each with
+The server reads requests, one JSON object per line, from its standard input and answers each with
 one line on its standard output:
 
     {"start": "script", "setup": str, "code": str, "stdin": str}    -> event "exit", with the output
@@ -11,15 +11,16 @@ one line on its standard output:
     {"start": "checks", "setup": str, "code": str, "name": str}     -> a message
     {"send": str}                                                   -> a message
 
-A start also holds "wall", the seconds by the clock that the program has for all its messages.
+A start also contains "wall", the seconds of real time that the program has for all its messages.
 
 Every program gets its own fork, with the limits and the system call filter before its first
-line. The server passes on what a program wrote, unread and cut to the output limit.
+line. The server passes on what a program wrote, without reading it, and cut to the output limit.
 
-A function's messages are a first line, of no interest, and for each call `V` and the value as JSON
-of `encode`, or `E` and the built-in exception. A test's are `C` and a call's arguments as JSON of
-`encode`, and at its end `P`, it passed, or `F` and the exception. Nobody has to trust any of them:
-no test's expected output is ever in this process's memory.
+The messages of a function are a first line, which is ignored, and for each call `V` and the value
+as JSON of `encode`, or `E` and the built-in exception. The messages of a test are `C` and the
+arguments of a call as JSON of `encode`, and at its end `P` (passed) or `F` and the exception. None
+of them has to be trusted, because the expected output of a test is never in the memory of this
+process.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-# Exit statuses of a program that did not reach its end, beside Python's own 1.
+# Exit statuses of a program that did not reach its end, in addition to Python's own 1.
 MEMORY = 71
 SYNTAX = 72
 MISSING = 73
 
 OUTPUT = 4 << 20  # bytes of a program's output, and of each file that it writes
-THREADS = 64  # of a program, where they can be counted
+THREADS = 64  # of a program, where the system can count them
 _libc = ctypes.CDLL(None, use_errno=True)
-_exit = os._exit  # whatever a program puts in its place
+_exit = os._exit  # the original, because a program may replace it
 KINDS: dict[str, Callable[[Any], Any]] = {
     "int": lambda digits: int(digits, 16),
     "dict": dict,
@@ -62,13 +63,15 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "complex": lambda parts: complex(*parts),
 }
 """Makes of what `encode` wrote, by its kind, the value again."""
-# Raised in a test by a proxied call, the first could end a loop early and count as success; the
-# last, of Python 3.11 on, cannot be made without others.
+# If a proxied call raised the first of these in a test, it could end a loop early and count as
+# success. The last, new in Python 3.11, cannot be created without other exceptions.
 _NOT_RAISED = ("StopIteration", "StopAsyncIteration", "ExceptionGroup")
 
 
 def encode(value: Any) -> Any:
-    """Plain data as JSON keeps it, other containers than lists as {kind: items}; or TypeError.
+    """Encode plain data as JSON, with containers other than lists as {kind: items}.
+
+    Raises TypeError for other data.
 
     >>> encode({1: (2, None)})
     {'dict': [[1, {'tuple': [2, None]}]]}
@@ -94,7 +97,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any, kinds: Mapping[str, Callable[[Any], Any]] = KINDS) -> Any:
-    """The inverse of `encode`; an error of any kind for anything else.
+    """Decode the output of `encode`; raise an error of any kind for anything else.
 
     >>> decode({"dict": [[1, {"tuple": [2, None]}]]})
     {1: (2, None)}
@@ -122,11 +125,11 @@ def serve() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     settings = json.loads(requests.readline())
-    site.setquit()  # exit() and quit(): -S leaves them out
+    site.setquit()  # exit() and quit(), which -S omits
     confine(settings)
     for name in settings["imports"]:
         __import__(name)
-    gc.freeze()  # a program's end looks through what is its own
+    gc.freeze()  # at the end of a program, Python visits only its own objects
     _write(replies, {"event": "ready"})
     program = None
     for line in requests:
@@ -141,7 +144,7 @@ def serve() -> None:
             assert program
             program.send(request["send"])
         _write(replies, program.wait())
-        del request, line  # a later program is a fork of this one and would inherit them
+        del request, line  # a later program is a fork of this process and would inherit them
 
 
 class Program:
@@ -169,11 +172,11 @@ class Program:
         self.over: dict[str, Any] | None = None
 
     def send(self, text: str) -> None:
-        """Have `wait` send this line, as fast as the program reads it."""
+        """Let `wait` send this line, as fast as the program reads it."""
         self.unsent += text.encode() + b"\n"
 
     def wait(self) -> dict[str, Any]:
-        """The program's next line, or how it ended."""
+        """Return the next line of the program, or how it ended."""
         listening = [self.host, self.handle]
         if not self.script:
             listening.append(self.reply)
@@ -183,7 +186,7 @@ class Program:
             ready, writable, _ = select.select(listening, writing, [], left)
             if self.host in ready:
                 self.end()
-                os._exit(0)  # nobody listens any more
+                os._exit(0)  # nothing reads it any more
             if writable:
                 self._send_more()
             if self.reply in ready:
@@ -206,11 +209,11 @@ class Program:
     def _send_more(self) -> None:
         try:
             self.unsent = self.unsent[os.write(self.command, self.unsent) :]
-        except OSError:  # it listens no more: what follows says how it ended
+        except OSError:  # it reads no more; the code below finds out how it ended
             self.unsent = b""
 
     def end(self, event: str = "end") -> dict[str, Any]:
-        """Kill it if it still runs, and say how it ended."""
+        """Kill the program if it still runs, and say how it ended."""
         if self.over is not None:
             return self.over
         if event != "exit":
@@ -233,10 +236,10 @@ class Program:
 
 
 def _clean(scratch: str | None) -> None:
-    """Empty the directory, or end: the host then starts another server for the next program."""
+    """Empty the directory, or exit: then the host starts a new server for the next program."""
     if not scratch or not os.listdir(scratch):
         return
-    import shutil  # slow to load, and hardly ever needed
+    import shutil  # slow to load, and rarely needed
 
     with contextlib.suppress(RecursionError):
         shutil.rmtree(scratch, ignore_errors=True)  # not the directory itself, which is mounted
@@ -274,16 +277,16 @@ def confine(settings: dict[str, Any]) -> None:
     if settings["drop_capabilities"]:
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
-    _end_with_parent()  # last: another user, who may not be told of it, forgets it
+    _end_with_parent()  # this comes last, because a change of the user clears the setting
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process as soon as the one that started it has ended."""
+    """Let the kernel kill this process as soon as its parent has ended."""
     _checked(_libc.prctl(1, signal.SIGKILL, 0, 0, 0), "end with the parent")
 
 
 def _restrict_reads(readable: list[tuple[str, bool]]) -> None:
-    """Allow reading /dev/null and each (path, recursive): all below it, or its names alone."""
+    """Allow reading /dev/null and each (path, recursive): all below it, or only its names."""
     version = _checked(_libc.syscall(444, None, 0, 1), "Landlock")
     files = (1 << 13) - 1 | (version >= 2) << 13 | (version >= 3) << 14 | (version >= 5) << 15
     attributes = (ctypes.c_uint64 * 3)(files, 3, 3)  # no TCP, no signal to a process outside
@@ -323,7 +326,7 @@ def _limit(settings: dict[str, Any]) -> None:
     }
     for limit, value in limits.items():
         lower_limit(limit, value)
-    # Programs that recurse deeply raise it themselves; RLIMIT_AS counts the stack too.
+    # Programs that recurse deeply raise this limit; RLIMIT_AS also counts the stack.
     lower_limit(resource.RLIMIT_STACK, 64 << 20, for_good=False)
     if settings["filter"]:
         code = bytes.fromhex(settings["filter"])
@@ -368,7 +371,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
         _limit(settings)
         run = {"script": _run_script, "function": _serve_function, "checks": _run_checks}
         run[request["start"]](request, command, reply)
-    except SystemExit as leaving:  # nothing is 0, and a text 1
+    except SystemExit as leaving:  # None means 0, and text means 1
         code = leaving.code
         status = code if isinstance(code, int) else int(code is not None)
     except MemoryError:
@@ -383,7 +386,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
 
 
 def _open_streams() -> None:
-    """Python's own streams: whoever closes or replaces one leaves its descriptor open."""
+    """Create Python's streams so that closing or replacing one leaves its descriptor open."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         errors = "backslashreplace" if name == "stderr" else "surrogateescape"
         mode = "w" if number else "r"
@@ -393,7 +396,7 @@ def _open_streams() -> None:
 
 
 def _finish(status: int) -> int:
-    """Python's own way out, but for taking the interpreter down piece by piece (4 of 6 ms)."""
+    """End as Python does, but without the cleanup of the interpreter (4 of 6 ms)."""
     ignored = contextlib.suppress(BaseException)
     with ignored:
         if "threading" in sys.modules:
@@ -405,7 +408,7 @@ def _finish(status: int) -> int:
             out.flush()
     except BaseException:
         status = status or 120
-    # Files left open write their rest, before one is collected behind what it writes to.
+    # Open files write their rest, before a file that they write to is collected.
     out = None
     for found in gc.get_objects():
         if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter)):
@@ -444,7 +447,7 @@ def _run_script(request: dict[str, Any], command: int, reply: int) -> None:
 def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
     name = request["name"]
     namespace = _module("solution", request["setup"])
-    namespace.pop(name, None)  # a prompt's stub is not an answer
+    namespace.pop(name, None)  # a stub in the prompt is not a solution
     exec(_compile(request["code"], "solution.py"), namespace)
     function = namespace.get(name) or getattr(namespace.get("Solution", object)(), name, None)
     if not callable(function):
@@ -465,7 +468,7 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """The exception's built-in class and, where they are plain data, its arguments as JSON."""
+    """Return the exception's built-in class and, if they are plain data, its arguments as JSON."""
     name = next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
     try:
         return f"{name} {json.dumps(encode(list(error.args)))}"

@@ -1,4 +1,4 @@
-"""A child process that is asked by lines of JSON, each within a deadline, and can be ended."""
+"""A child process that answers lines of JSON, each within a deadline, and can be ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 class ChildProcess(subprocess.Popen[bytes]):
     """A process that answers each line on its standard input with one on its standard output.
 
-    It heads its own session: Ctrl-C does not reach it, and what it started ends with it.
+    It is the leader of its own session: Ctrl-C does not reach it, and its children end with it.
 
     Args:
-      command: what to run.
-      options: of `subprocess.Popen`, for anything but those two channels.
+      command: the command to run.
+      options: options of `subprocess.Popen`, except for these two channels.
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
@@ -30,20 +30,20 @@ class ChildProcess(subprocess.Popen[bytes]):
             command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True, **options
         )
         assert self.stdin
-        # Else a child that does not read would hold us in a write beyond the deadline.
+        # Otherwise a child that does not read could block a write beyond the deadline.
         os.set_blocking(self.stdin.fileno(), False)
 
     def ask(self, request: Any, until: float, *, most: float = math.inf) -> Any:
         """Send one line and read one, both JSON.
 
         Args:
-          request: what JSON can hold.
-          until: the deadline, by `time.monotonic`.
-          most: the longest answer, in bytes.
+          request: any value that JSON can represent.
+          until: the deadline, in the time of `time.monotonic`.
+          most: the length of the longest accepted answer, in bytes.
 
         Raises:
-          TimeoutError: there was no answer by then.
-          EOFError: the process ended, or its answer is too long or no JSON.
+          TimeoutError: there was no answer before the deadline.
+          EOFError: the process ended, or its answer is too long or not JSON.
         """
         assert self.stdin
         assert self.stdout
@@ -77,8 +77,8 @@ class ChildProcess(subprocess.Popen[bytes]):
             raise EOFError from None
 
     def end(self) -> None:
-        """Kill the whole session, and wait for the process."""
-        with self:  # which closes the pipes, and waits
-            if self.returncode is None:  # else the number may be another's by now
+        """Kill the complete session, and wait for the process."""
+        with self:  # closes the pipes, and waits
+            if self.returncode is None:  # else another process may have this number now
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""The system calls that a program in a sandbox may make; all others do not exist for it.
+"""The system calls that a program in a sandbox may make; all others fail as if they did not exist.
 
-What a Python program needs to compute: memory, files, clocks, locks and threads. Missing on
-purpose: sockets, new processes and programs, signals to anyone, tracing, mounts, namespaces,
-io_uring (which would do the others' work unseen), and shared memory that no limit counts.
+Allowed is what a Python program needs to compute: memory, files, clocks, locks and threads. Not
+allowed are sockets, new processes and programs, signals, tracing, mounts, namespaces, io_uring
+(with which a program could do the same without these calls), and shared memory that no limit
+counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sched_yield select set_robust_list set_tid_address setitimer sigaltstack stat st
 time timer_create timer_delete timer_gettime timer_settime times umask uname wait4 waitid write
 writev
 """
-# Only where the file system is the sandbox's own: Landlock does not rule all of these.
+# Only where the sandbox has its own file system: Landlock does not control all of these.
 _WRITING = """
 chmod copy_file_range creat fallocate fchmod fchmodat flock ftruncate link linkat mkdir mkdirat
 rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat utimes
@@ -39,11 +40,11 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
 def compiled(*, threads: bool, own_files: bool) -> bytes:
-    """The filter as the kernel takes it (classic BPF).
+    """Return the filter in the kernel's format (classic BPF).
 
     Args:
-      threads: the program may start threads. Only where their number is limited.
-      own_files: the program's file system is its own, and may be written.
+      threads: the program may start threads; only where their number is limited.
+      own_files: the program has its own file system, and may write to it.
 
     Raises RuntimeError where pyseccomp or libseccomp is missing.
     """
@@ -59,7 +60,7 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
     rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.ENOSYS))
 
     def permit(name: str, *conditions: object) -> None:
-        # Below 0: this architecture does not have it.
+        # A number below 0 means that this architecture does not have the call.
         if pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) >= 0:
             rules.add_rule(allow, name, *conditions)
 
@@ -70,8 +71,9 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
     for command in _IOCTL:
         permit("ioctl", pyseccomp.Arg(1, equal, command))
     permit("prctl", pyseccomp.Arg(0, equal, _PR_SET_NAME))
-    permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of others
-    # asyncio wakes itself by a pair: with no address or flags, it reaches its other end alone.
+    permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of other processes
+    # asyncio wakes itself with a socket pair. Without address and flags, a send reaches only the
+    # other end.
     permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))
     for name in ("sendto", "recvfrom"):
         permit(name, pyseccomp.Arg(3, equal, 0), pyseccomp.Arg(4, equal, 0))

@@ -1,6 +1,6 @@
-"""A Sandbox Fusion service (https://github.com/bytedance/SandboxFusion) in a sandbox's place.
+"""A Sandbox Fusion service (https://github.com/bytedance/SandboxFusion) instead of a sandbox.
 
-One POST to its `run_code` for every program and call: code and inputs, and no expected output.
+Every program and call is one POST to `run_code`, with code and inputs, but without expected output.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.protection import used
 from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_message
 
-_PAUSES = (1, 2, 0)  # seconds behind each attempt
-_BUSY = (None, 429, 502, 503, 504)  # HTTP's code; none where it was never reached
+_PAUSES = (1, 2, 0)  # seconds after each attempt
+_BUSY = (None, 429, 502, 503, 504)  # the HTTP code; None where the service was not reached
 
 
 class ServiceError(SandboxError):
-    """The service does not work, or there is none at the address."""
+    """The service does not work, or there is no service at the address."""
 
-    argument = "sandbox_fusion_url"  # with which its text begins
+    argument = "sandbox_fusion_url"  # the text begins with it
 
 
 @dataclass
 class FusionSandbox:
-    """A service in the place of `Sandbox`.
+    """A service with the interface of `Sandbox`.
 
     A function keeps no state from one call to the next: each is a separate program.
     """
@@ -39,14 +39,14 @@ class FusionSandbox:
     url: str
     limits: Limits
     semaphore: AbstractContextManager[Any] | None = None  # held during a request
-    program: str = ""  # which `call` sends
+    program: str = ""  # sent by `call`
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.limits.deadline
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
-        """Run a program from its first line to its end, behind `setup`."""
-        # The service limits each program: the time for all of them is counted here.
+        """Run `setup` and then a program, from its first line to its end."""
+        # The service limits the time of each program; the time of all programs is counted here.
         if time.monotonic() >= self.deadline:
             return Outcome(Status.DEADLINE)
         answer = self._post(
@@ -69,7 +69,7 @@ class FusionSandbox:
         return Outcome(Status(result.get("return_code")), output)
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
-        """Remember the program: it is sent with every call."""
+        """Store the program, which is sent with every call."""
         function = {"setup": setup, "code": code, "name": name}
         self.program = _caller() + f"_call_once({function!r})\n"
         return Outcome(Status.OK)
@@ -79,14 +79,14 @@ class FusionSandbox:
         outcome = self.run(self.program, arguments)
         if outcome.status is not Status.OK:
             return outcome
-        # Its last whole line: before it stands that the function is loaded.
+        # The last complete line; the line before it says that the function is loaded.
         *_, reply = outcome.text.split("\n")[:-1] or [""]
         return read_message(reply)
 
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        # Longer than the service may take: its own time-out says that the program was too slow.
+        # Longer than the service may need, because its own timeout reports a slow program.
         patience = 10 + 2 * self.limits.timeout
         for pause in _PAUSES:
             try:
@@ -109,7 +109,7 @@ class FusionSandbox:
 
 @functools.cache
 def check_service(url: str) -> None:
-    """Run a program on the service, once; ServiceError where it does not work."""
+    """Run a program on the service, once; raise ServiceError where it does not work."""
     outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
     if outcome.text.strip() != "42":
         raise _fault(url, f"print(6 * 7) gave {outcome}. Is it `…/run_code`?")
@@ -118,7 +118,7 @@ def check_service(url: str) -> None:
 
 @functools.cache
 def _caller() -> str:
-    """The part of the server that serves a function, on standard input and output."""
+    """Return the source of the server's part that serves a function on stdin and stdout."""
     source = inspect.getsource(child)
     return source[: source.rindex("\n\nif __name__")] + (
         "\n\ndef _call_once(request):\n"

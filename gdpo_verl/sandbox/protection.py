@@ -1,14 +1,16 @@
-"""The protections that this machine can give, to start a sandbox with; the best is found by trying.
+"""The protections that this machine offers for a sandbox; the best one is found by trying.
 
-Tried in this order; the first whose probe finds every door shut is taken, once a process:
+Each process tries them once, in this order, and uses the first in which the probe can do nothing
+that is forbidden:
 
 * **bubblewrap** (the program `bwrap`): its own namespaces, and a view of the file system that
-  holds Python's standard library, read-only, and an empty scratch directory in memory.
-* **landlock**, where no namespace can be made: the kernel's rules leave the standard library
-  readable and nothing writable. Threads only when run as root.
-* **unprotected**, only where the user allows it: limits, and whichever of the other parts works.
+  contains Python's standard library, read-only, and an empty scratch directory in memory.
+* **landlock**, where namespaces cannot be created: the kernel allows to read the standard library
+  and to write nothing. Threads are possible only when the process runs as root.
+* **unprotected**, only where the user allows it: limits, and those of the other parts that work.
 
-In each the server (`child`) adds limits and the system call filter (`filters`) to every program.
+In each of them the server (`child`) adds limits and the system call filter (`filters`) to every
+program.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from gdpo_verl.sandbox.session import Limits, Protection, Sandbox
 logger = logging.getLogger(__name__)
 
 used: set[str] = set()
-"""The protection of this process's programs: names of protections, or a service's URL."""
+"""The protections that this process has used: their names, or the URL of a service."""
 
 _SERVER = (visible_paths.PYTHON, "-I", "-S", "-X", "utf8", visible_paths.SERVER)
 
@@ -40,12 +42,12 @@ _SCRATCH = "/.scratch"
 
 
 class Unprotected(RuntimeError):
-    """Untrusted code would run without protection, and nobody allowed that."""
+    """Untrusted code would run without protection, which is not allowed."""
 
-    argument = "allow_unprotected"  # under which it is allowed
+    argument = "allow_unprotected"  # the setting that allows it
 
 
-# Prints the name of every door that it finds open.
+# Prints everything forbidden that it was able to do.
 _PROBE = """
 import os, socket, _thread, threading
 import decimal  # a library that is loaded late
@@ -77,26 +79,26 @@ os._exit(0)
 
 
 def probe(found: Protection) -> None:
-    """Raise RuntimeError unless a program in this sandbox finds every door shut."""
+    """Raise RuntimeError if a program in this sandbox can do something forbidden."""
     with tempfile.TemporaryDirectory() as here:
         secret = os.path.join(here, "secret")
         Path(secret).write_text("secret")
         for path in (here, secret):
-            os.chmod(path, 0o777)  # so that nothing but the sandbox keeps the program out
+            os.chmod(path, 0o777)  # so that only the sandbox protects the files
         with Sandbox(found, Limits(timeout=5, deadline=30)) as sandbox:
             outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
-    if outcome.text != "done\n":  # without its last word it did not try every door
+    if outcome.text != "done\n":  # without this last line it did not try everything
         doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
-        raise RuntimeError(f"the probe found a door open: {doors}")
+        raise RuntimeError(f"the sandbox does not isolate programs; a test program {doors}")
 
 
 @lru_cache(maxsize=8)
 def best_protection(
     *, allow_unprotected: bool = False, site_packages: str | None = None
 ) -> Protection:
-    """The best protection, under which programs may read the packages in `site_packages`.
+    """Return the best protection; programs may read the packages in `site_packages`.
 
-    Raises Unprotected where neither bubblewrap nor Landlock works, unless that is allowed.
+    Raises Unprotected where neither bubblewrap nor Landlock works, unless `allow_unprotected`.
     """
     reasons = []
     for name, candidate in candidates(site_packages).items():
@@ -106,16 +108,17 @@ def best_protection(
             break
         except (OSError, RuntimeError) as error:
             reasons.append(f"{name}: {error}")
-    else:  # none of them holds
+    else:  # none of them works
         why = "; ".join(reasons)
         if not allow_unprotected:
             raise Unprotected(
-                f"{Unprotected.argument}: false, and this machine gives no protection for running "
-                f"the answers' code ({why}). Install bubblewrap (Debian and Ubuntu: apt install "
-                "bubblewrap) or allow user namespaces in the container; or give the address of a "
-                "Sandbox Fusion service; or, on a machine with nothing to lose, set it to true."
+                f"{Unprotected.argument}: expected a protection for running the code in responses, "
+                f"found none on this machine ({why}). Install bubblewrap (Debian and Ubuntu: apt "
+                "install bubblewrap), allow user namespaces in the container, or set the address "
+                "of a Sandbox Fusion service. On a machine without anything to protect you may set "
+                "this key to true."
             )
-        text = "%s=true: the answers' code runs without protection (%s)"
+        text = "%s=true: the code in responses runs without protection (%s)"
         logger.warning(text, Unprotected.argument, why)
         found = unprotected(site_packages)
     used.add(found.name)
@@ -123,7 +126,7 @@ def best_protection(
 
 
 def candidates(site_packages: str | None) -> dict[str, Callable[[], Protection]]:
-    """The ways to protect that this machine may give, by name, best first; each may raise."""
+    """Return the protections to try, by name, best first; each of them may raise."""
     ways: dict[str, Callable[[], Protection]] = {}
     if os.geteuid() == 0:
         ways["bubblewrap as root"] = partial(_bubblewrap, site_packages, as_root=True)
@@ -139,7 +142,7 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
     spaces = ["pid", "net", "ipc", "uts", "cgroup-try"]
     command = [program, *(f"--unshare-{space}" for space in spaces)]
     command += ["--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
-    if as_root:  # the server gives these two up when it becomes another user
+    if as_root:  # the server loses these two when it changes the user
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
@@ -148,15 +151,15 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
         command += _bind(path, as_root=as_root)
     for path in hidden:
         command += ["--tmpfs", path]
-    if site_packages:  # perhaps within what is hidden
+    if site_packages:  # perhaps inside a hidden directory
         command += _bind(site_packages, as_root=as_root)
     for path in hidden:
         command += ["--remount-ro", path]
-    if as_root:  # else a directory that root alone may enter
+    if as_root:  # else a directory that only root may enter
         command += ["--perms", "0755", "--dir", "/dev"]
     command += ["--dev-bind", "/dev/null", "/dev/null"]
     scratch = None
-    if _bubblewrap_version(program) >= (0, 7):  # earlier ones cannot limit a directory's size
+    if _bubblewrap_version(program) >= (0, 7):  # older ones cannot limit a size
         scratch = _SCRATCH
         command += f"--perms 1777 --size {16 << 20} --tmpfs {scratch} --chdir {scratch}".split()
         command += ["--setenv", "TMPDIR", scratch]
@@ -171,7 +174,7 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
 
 def _bind(path: str, *, as_root: bool) -> list[str]:
     options = []
-    if as_root:  # else the way there would be as private as a directory in root's home is
+    if as_root:  # else the path would be as private as a directory in root's home
         for parent in list(Path(path).parents)[-2::-1]:
             options += ["--perms", "0755", "--dir", str(parent)]
     return [*options, "--ro-bind-try", path, path]
@@ -199,7 +202,7 @@ def _landlock(site_packages: str | None) -> Protection:
 
 
 def unprotected(site_packages: str | None) -> Protection:
-    """Limits alone, and the system call filter where it works."""
+    """Return a protection with limits only, and with the system call filter where it works."""
     code = b""
     with contextlib.suppress(RuntimeError):
         code = filters.compiled(threads=True, own_files=True)

@@ -1,4 +1,4 @@
-"""One sandbox, seen from outside: start it, run programs in it, end it with all it holds."""
+"""One sandbox, seen from outside: start it, run programs in it, and end it with its contents."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _numbers = itertools.count()
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself does not work: neither the program's fault nor its verdict."""
+    """The sandbox itself does not work, so nothing is known about the program."""
 
 
 class Status(Enum):
     """The end of a program, or of one call into it.
 
-    The values are the statuses and events with which the server (`child`) tells of it.
+    The values are the statuses and events that the server (`child`) reports.
     """
 
     OK = 0
-    EXCEPTION = 1  # it raised, was killed, or left with any other status
+    EXCEPTION = 1  # it raised, was killed, or ended with any other status
     MEMORY = child.MEMORY  # it needed more memory than allowed
     SYNTAX = child.SYNTAX  # it does not compile
     NO_FUNCTION = child.MISSING  # it does not define the function that the tests call
     TIMEOUT = "timeout"  # it took longer than a test may
     OUTPUT = "output"  # it wrote more than allowed
-    NOT_PLAIN = "not plain"  # the function returned something else than plain data
-    DEADLINE = "deadline"  # the time for all tests of the answer was over
+    NOT_PLAIN = "not plain"  # the function returned something that is not plain data
+    DEADLINE = "deadline"  # the time for all tests of the response was over
 
     @classmethod
     def _missing_(cls, value: object) -> Status:
@@ -58,8 +58,8 @@ class Outcome:
 class Limits:
     """The resources that a program may use."""
 
-    timeout: float = 4.0  # seconds of CPU time a test, rounded up; twice as many by the clock
-    deadline: float = 15.0  # seconds by the clock for everything that one sandbox does
+    timeout: float = 4.0  # seconds of CPU time per test, rounded up; twice as many of real time
+    deadline: float = 15.0  # seconds of real time for everything that one sandbox does
     memory_limit_mb: float = 1024  # address space of a program, in MiB
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Limits:
 
     @property
     def cpu_seconds(self) -> int:
-        """The time-out in whole seconds, as the kernel takes it."""
+        """The timeout in full seconds, as the kernel expects it."""
         return math.ceil(self.timeout)
 
 
@@ -79,9 +79,9 @@ class Protection:
 
     name: str  # bubblewrap (as root or not), landlock or unprotected
     command: tuple[str, ...]  # starts the server
-    settings: dict[str, Any]  # what the server must know of it (`child.confine`)
-    # The server becomes a user that no other process has; then its threads can be limited although
-    # this process is root's.
+    settings: dict[str, Any]  # what the server must know about it (`child.confine`)
+    # The server changes to a user that no other process has. Then its threads can be limited,
+    # although this process belongs to root.
     own_user: bool = False
 
 
@@ -89,8 +89,8 @@ class Protection:
 class Sandbox(AbstractContextManager["Sandbox"]):
     """A running sandbox; a context manager, not shared between threads.
 
-    Programs run one after the other, each in a process that inherits nothing from the others;
-    `imports` are modules that are loaded once, for programs that all need them.
+    Programs run one after the other, each in a process that inherits nothing from the others.
+    `imports` are modules that are loaded once for all programs.
     """
 
     protection: Protection
@@ -105,24 +105,25 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self.close()
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
-        """Run a program to its end; `setup` first in the same module, as imports are."""
+        """Run a program to its end; `setup` runs first in the same module, for example imports."""
         answer = self._ask({"start": "script", "setup": setup, "code": code, "stdin": stdin})
         return Outcome(self._status(answer), answer.get("text", ""))
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
         """Start a program whose function `name`, or method of `Solution`, `call` then calls.
 
-        `setup` runs first in the same module, as a prompt's imports; its `name` is forgotten.
+        `setup` runs first in the same module, for example the imports of a prompt; a function
+        `name` in it is removed.
         """
         request = {"start": "function", "setup": setup, "code": code, "name": name}
         outcome = self._call(request)
-        # Of no interest is what the first message says.
+        # The content of the first message is ignored.
         return Outcome(Status.OK) if outcome.status is Status.NOT_PLAIN else outcome
 
     def call(self, arguments: str) -> Outcome:
         """Call the loaded function; `arguments` is JSON of `child.encode([args, kwargs])`.
 
-        Or answer the call that a test has made with a function's message.
+        It may also answer a call that a test has made, with the message of a function.
         """
         return self._call({"send": arguments})
 
@@ -142,13 +143,13 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         if "message" in answer:
             return read_message(answer["message"])
         status = self._status(answer)
-        # It left before it answered, which is no success whatever it says.
+        # It ended before it answered, which is not a success, whatever its status.
         return Outcome(Status.EXCEPTION if status is Status.OK else status)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer: a message, or an event."""
+        """Return the answer of the server: a message or an event."""
         wall = 2 * self.limits.timeout + 1
-        # "\\u0000" for every character.
+        # Every character may become "\\u0000".
         most = 6 * child.OUTPUT + 4096
         used = self.process is not None
         try:
@@ -159,7 +160,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             self.close()
             return {"event": "deadline"}
         except EOFError:
-            self.close()  # whatever killed the server, perhaps what the last program left behind
+            self.close()  # something killed the server, perhaps an effect of the last program
             if used and "start" in request:
                 return self._ask(request)
             return {"event": "exit", "status": -signal.SIGKILL}
@@ -178,7 +179,8 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 self.protection.command,
                 stderr=errors,
                 cwd="/",
-                # None of the trainer's, which may hold keys. An arena is 64 MiB of address space.
+                # Without the trainer's variables, which may contain keys. An arena is 64 MiB of
+                # address space.
                 env={"LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"},
             )
             try:
@@ -187,15 +189,17 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 self.close()
                 errors.seek(0)
                 said = errors.read()[-400:].decode(errors="replace").strip()
-                raise SandboxError(f"{self.protection.name} does not start: {said}") from None
+                text = f"the sandbox {self.protection.name} did not start: {said}"
+                raise SandboxError(text) from None
         return self.process
 
     def _status(self, answer: dict[str, Any]) -> Status:
         if answer["event"] != "exit":
             return Status(answer["event"])
         code = answer["status"]
-        # SIGKILL follows where the program does not listen. What the kernel reports as CPU time may
-        # be less than what it kills by, on a busy machine by more than a tick or two.
+        # SIGKILL follows where the program ignores the signal. The CPU time that the kernel reports
+        # may be less than the time for which it kills, on a busy machine by more than a tick or
+        # two.
         spent = answer.get("cpu", 0) >= 0.5 * self.limits.cpu_seconds
         if code == -signal.SIGXCPU or (code == -signal.SIGKILL and spent):
             return Status.TIMEOUT
@@ -203,12 +207,12 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
 
 def _unused_user() -> int:
-    # Above every range that a distribution gives out, and one a process and sandbox.
+    # Above the ranges that distributions use, and different for each process and sandbox.
     return (1 << 30) + (os.getpid() % (1 << 22)) * 128 + next(_numbers) % 128
 
 
 def read_message(text: str) -> Outcome:
-    """Read a function's message (`child`), but not the value: it may be anything."""
+    """Read the message of a function (`child`), but not the value, which may be anything."""
     if text.startswith("V"):
         return Outcome(Status.OK, text)
     if text.startswith("E"):

@@ -1,4 +1,4 @@
-"""Places to run a sandbox in, one a core, shared by a user's processes."""
+"""Places to run a sandbox, one per core, which all processes of a user share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _PATIENCE_SECONDS = 60.0
 def core_slot() -> Iterator[None]:
     """Wait for one of the cores that this process may use, to run a sandbox on.
 
-    All reward workers of a user share them, so that a program's seconds by the clock are not
-    spent waiting for a core. A core is taken by binding a socket to its name, which is no file:
-    the kernel knows it while the socket is open, and gives it to one alone.
+    All reward workers of a user share the cores, so that a program does not spend its seconds of
+    real time waiting for a core. A process takes a core by binding a socket to its name, which is
+    not a file: the kernel keeps the name while the socket is open, and gives it to one process
+    only.
     """
     cores = sorted(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX) as place:
-        # A few of them at a time: hundreds of threads may be waiting here.
+        # Only a few at a time, because hundreds of threads may be waiting here.
         said = time.monotonic()
         while not any(_takes(place, core) for core in random.sample(cores, min(len(cores), 8))):
             time.sleep(0.02)
@@ -34,7 +35,7 @@ def core_slot() -> Iterator[None]:
                 said = time.monotonic()
                 logger.warning(
                     "a sandbox has waited %g seconds for one of %d cores; other processes of this "
-                    "user hold them all",
+                    "user are using all of them",
                     _PATIENCE_SECONDS,
                     len(cores),
                 )

@@ -1,4 +1,4 @@
-"""The view of the file system that a sandboxed program gets: Python's standard library."""
+"""The part of the file system that a sandboxed program can see: Python's standard library."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LIBRARIES = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 
 def readable() -> list[str]:
-    """The paths that a Python program must read: `hidden` takes the packages out of them."""
+    """Return the paths that a Python program must read; `hidden` removes packages from them."""
     shared = [str(path) for path in Path(STDLIB).parent.glob("libpython*")]
     system = [*_LIBRARIES, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
     return [*system, PYTHON, STDLIB, SERVER, *shared]
 
 
 def hidden(site_packages: str | None) -> list[str]:
-    """The packages in what is readable: they may carry data sets, and so the tests.
+    """Return the packages in the readable paths, because they may contain data sets and tests.
 
-    Every directory with the name that it has in the view and with its real one, but for what
-    is part of `site_packages`.
+    Every directory has the name that it has in the view and its real name. Directories in
+    `site_packages` are left out.
     """
     places = [glob.escape(STDLIB), *(f"{library}/*" for library in _LIBRARIES)]
     found = [
@@ -47,7 +47,7 @@ def hidden(site_packages: str | None) -> list[str]:
 
 
 def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
-    """Name everything beside what is hidden: Landlock cannot take back what it gave."""
+    """List everything except what is hidden, because Landlock cannot revoke a permission."""
     if path in hidden:
         return
     if not any(other.startswith(path + "/") for other in hidden):
@@ -55,12 +55,12 @@ def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
         return
     yield path, False
     for entry in os.scandir(path):
-        if not entry.is_symlink():  # a rule would open what it points to
+        if not entry.is_symlink():  # a rule would allow its target
             yield from landlock_rules(entry.path, hidden)
 
 
 def readable_by_all(path: str) -> bool:
-    """Return whether every user may enter each directory on the way."""
+    """Return whether every user may enter each directory of the path."""
     return all(
         os.stat(parent).st_mode & stat.S_IXOTH for parent in [path, *map(str, Path(path).parents)]
     )

@@ -1,4 +1,4 @@
-"""Programs that are run: Eurus-2's competition problems with their tests."""
+"""Programming tasks: Eurus-2's competition problems with their tests."""
 
 from gdpo_verl.lab.tasks.catalog import DataSet
 

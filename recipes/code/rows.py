@@ -4,8 +4,8 @@
      "reward_model": {"ground_truth": '{"inputs": ["2\\\\n"], "outputs": ["4\\\\n"]}'}}
 
 https://huggingface.co/datasets/PRIME-RL/Eurus-2-RL-Data (MIT), for the rewards of `rewards.code`.
-The rows of its four programming sources are taken, those of mathematics counted as another task.
-The system message goes, because it asks for the form of Eurus's own models.
+Rows of its four programming sources are used; rows of mathematics are counted as another task. The
+system message is removed, because it asks for the format of Eurus's own models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST = f"Write a Python program that solves it, as the last block fenced with
 
 
 def convert(record: Record) -> Row:
-    """Convert to verl's columns; raises `OtherTask` for mathematics, else as other tasks do."""
+    """Convert to verl's columns; raise `OtherTask` for mathematics, else the usual errors."""
     values = record.values
     data_source = text_of(values, "data_source")
     if data_source.startswith(MATH_PREFIX):
@@ -52,7 +52,7 @@ def convert(record: Record) -> Row:
 
 
 def _question(values: dict[str, Any], function: str) -> str:
-    """The user's turn, with what an answer must know and the turn does not say."""
+    """Write the user's turn, with all that a response needs to know."""
     text = check_messages(values.get("prompt"))[-1]["content"].strip()
     if FENCE not in text:  # some problems ask for it themselves
         text += f"\n\n{REQUEST}"

@@ -1,4 +1,4 @@
-"""Whole numbers: GSM8K, and sums and word problems of Reasoning Gym for the same three rewards."""
+"""Tasks with whole numbers: GSM8K and Reasoning Gym, for the same three rewards."""
 
 from gdpo_verl.lab.tasks.catalog import DataSet
 

@@ -5,8 +5,8 @@
     gsm-symbolic    a word problem like GSM8K's with other numbers
 
 https://github.com/open-thought/reasoning-gym, Apache-2.0; ``chain_sum`` with numbers up to 30, and
-the short ones of ``gsm_symbolic``. Kept are those whose result is a whole number of 0 or more: to
-the rewards as published, -4 is no integer. The system message is GSM8K's.
+the short problems of ``gsm_symbolic``. Only problems whose result is a whole number of at least 0
+are kept, because for the published rewards -4 is not an integer. The system message is GSM8K's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GENERATORS: dict[str, tuple[str, dict[str, int | float]]] = {
 }
 LONGEST, LARGEST = 250, 30  # characters of a question, number of a sum
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
-# Worked examples; a larger number is in each, so none of them is drawn.
+# Worked examples; each has a larger number, so none of them is drawn as a question.
 WORKED = (("31 + 4", "35"), ("2 + 40 + 5", "47"), ("40 - 6 + 5", "39"), ("60 - 35 - 2", "23"))
 
 # The generator seeds question i with seed + i; consecutive numbers would share questions.
@@ -45,7 +45,7 @@ _PROBLEMS = 2**16  # its generator makes a list of them first
 
 @cache
 def generator(name: str = DATA_SOURCE) -> Any:
-    """Reasoning Gym's data set; entry i is a function of i."""
+    """Return Reasoning Gym's data set, in which entry i is a function of i."""
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
@@ -59,16 +59,16 @@ def generator(name: str = DATA_SOURCE) -> Any:
 
 
 def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> Example:
-    """Draw one question whose result is a whole number of 0 or more, behind worked examples.
+    """Draw one question whose result is a whole number of at least 0, after worked examples.
 
-    Of a sum the row's ``extra_info`` holds the ``expression``, as in ``9 + 8 - 7``.
+    For a sum, ``extra_info`` of the row contains the ``expression``, for example ``9 + 8 - 7``.
     """
     while True:
         entries = generator(name)
         entry = entries[rng.randrange(len(entries))]
         answer, expression = entry["answer"], entry["metadata"].get("expression", "")
         question = expression if name == SHORT else entry["question"]
-        # Every second word of a sum is a number, the others are its signs.
+        # Every second word of a sum is a number; the others are its signs.
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
         asked = name != SHORT or "-" not in expression
         if answer.isdecimal() and len(question) <= LONGEST and small and asked:
@@ -89,7 +89,7 @@ def prepare(
     out_dir: Path, *, name: str = DATA_SOURCE, shots: int = 0, **options: Any
 ) -> dict[str, Any]:
     """Write sums or word problems to ``out_dir``; see `generated.write` for the rest."""
-    generator(name)  # says how to install the package, whose version is asked for below
+    generator(name)  # says how to install the package, whose version is read below
     version = importlib.metadata.version("reasoning-gym")
     kind, chosen = GENERATORS[name]
     limits = {"results": "0 or more", "longest_question": LONGEST, "largest_number": LARGEST}

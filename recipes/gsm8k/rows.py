@@ -5,7 +5,8 @@
 
 https://huggingface.co/datasets/openai/gsm8k (MIT), configuration ``main``; the same columns as in
 https://github.com/openai/grade-school-math. The ground truth keeps its commas, as in the published
-example of GDPO (https://arxiv.org/abs/2601.05242). For the three rewards of `rewards.gsm8k`.
+example of GDPO (https://arxiv.org/abs/2601.05242). The rows are for the three rewards of
+`rewards.gsm8k`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ exactly this form and with nothing else around it:
 <think>your thoughts</think>
 <answer>the number</answer>"""
 
-# Question, thought and answer of each worked example; ours, and in no data set.
+# Question, thought and answer of each worked example; they are ours, and in no data set.
 WORKED: Sequence[tuple[str, str, str]] = (
     ("A hut has 3 beds and a barn has 4. How many beds are there?", "3 + 4 = 7", "7"),
     ("Ines had 20 stamps. She used 6 and got 5. How many has she?", "20 - 6 + 5 = 19", "19"),
@@ -52,7 +53,7 @@ def turns(worked: Sequence[tuple[str, str, str]] = (), shots: int = 0) -> list[d
 
 
 def convert(record: Record, before: Sequence[dict[str, str]] = ()) -> Row:
-    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    """Convert to verl's columns; raise `BadRow`, or the ValueError of the reward's parser."""
     values = record.values
     question, answer = text_of(values, "question"), text_of(values, "answer")
     parse_ground_truth(answer)

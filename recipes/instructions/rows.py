@@ -3,9 +3,10 @@
     Write one or two sentences about the sea. In your entire response, refrain from the use of
     any commas.
 
-Topics and constraints are drawn here; the constraints' sentences are IFEval's own (package
-if-verifiable, Apache-2.0). Or the rows of https://huggingface.co/datasets/allenai/RLVR-IFeval
-(ODC-BY), with ``--from``. For the rewards of `rewards.instructions`.
+Topics and constraints are drawn here; the sentences of the constraints are IFEval's own (package
+if-verifiable, Apache-2.0). With ``--from``, the rows come from
+https://huggingface.co/datasets/allenai/RLVR-IFeval (ODC-BY). The rows are for the rewards of
+`rewards.instructions`.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ electricity, castles, snow, languages, swimming, the stars, soap, owls, potatoes
 markets, shoes, lighthouses, gold, theatre
 """
 TOPICS = tuple(topic.strip() for topic in _TOPICS.split(","))
-# Whole words for the checker, which finds them inside others too: rare ones there.
+# Words for the checker, which also finds them inside other words; these are rare there.
 KEYWORDS = ("people", "water", "world", "because", "often", "small", "years", "always", "together")
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
 
-# IFEval's ids, and how the arguments of each are drawn.
+# IFEval's ids, and the functions that draw the arguments of each.
 CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "length_constraints:number_words": lambda rng: {
         "num_words": rng.randrange(20, 45, 5),
@@ -56,7 +57,7 @@ CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "detectable_format:json_format": lambda rng: {},
 }
 
-# RLVR-IFeval's functions whose constraint IFEval has.
+# RLVR-IFeval's functions for constraints that IFEval has.
 FUNCTIONS = {
     "verify_keywords": "keywords:existence",
     "validate_forbidden_words": "keywords:forbidden_words",
@@ -78,7 +79,7 @@ FUNCTIONS = {
     "validate_quotation": "startend:quotation",
     "validate_no_commas": "punctuation:no_comma",
 }
-# Arguments that have another name there; every num_… is N.
+# Arguments with another name in RLVR-IFeval; every num_… is N.
 COLUMNS = {
     "keywords": "keyword_list",
     "nth_paragraph": "i",
@@ -120,7 +121,7 @@ def draw_example(rng: random.Random) -> Example:
 
 
 def convert(record: Record) -> Row:
-    """Convert a row of RLVR-IFeval; raises `BadRow` for a constraint that no checker judges."""
+    """Convert a row of RLVR-IFeval; raise `BadRow` for a constraint without a checker."""
     messages = check_messages(record.values.get("messages"))
     asked = json.loads(text_of(record.values, "ground_truth"))
     function = asked.get("func_name") if isinstance(asked, dict) else None
@@ -139,7 +140,7 @@ def convert(record: Record) -> Row:
 
 
 def _options(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of IFEval's checker, from those of RLVR-IFeval's function."""
+    """Convert the arguments of RLVR-IFeval's function to those of IFEval's checker."""
     options: dict[str, Any] = {}
     for argument in rewards.registry()[name](name).get_instruction_args_keys():
         column = COLUMNS.get(argument, "N" if argument.startswith("num_") else argument)
@@ -157,7 +158,7 @@ def _options(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
-    """Write rows that are drawn here, or RLVR-IFeval's; `generated.write` and `build` tell more."""
+    """Write rows that are drawn here, or RLVR-IFeval's; see `generated.write` and `build`."""
     rewards.registry()  # says how to install the packages
     if source is not None:
         about = {"data_source": DATA_SOURCE, "published": "allenai/RLVR-IFeval on the hub; ODC-BY"}

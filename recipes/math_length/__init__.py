@@ -1,4 +1,4 @@
-"""Competition problems with LaTeX answers: DeepScaleR, and the sets that published tables ask."""
+"""Competition problems with LaTeX answers: DeepScaleR, and the sets of published tables."""
 
 from gdpo_verl.lab.tasks.catalog import DataSet
 

@@ -3,8 +3,9 @@
     {"problem": "What is $1/4 + 1/4$?", "answer": "\\\\frac{1}{2}"}        AIME, AMC, MATH-500
     {"question": "…", "context": "…", "final_answer": ["$1/2$"]}    OlympiadBench
 
-Nothing is trained on them, so each is one file, ``test.parquet``: the rows of the test split where
-the source has one, else all. The prompt is that of `deepscaler`, with which the recipe trains.
+They are not used for training, so each set is one file, ``test.parquet``. It has the rows of the
+test split if the source has one, else all rows. The prompt is that of `deepscaler`, which the
+recipe uses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards.math_length import parse_ground_truth
 
-# Where each is published: its id on the hub, and the configuration where there are several.
+# The source of each set: its id on the hub, and the configuration where there are several.
 SETS: dict[str, tuple[str, str | None]] = {
     # The American Invitational Mathematics Examinations of two years.
     "aime24": ("HuggingFaceH4/aime_2024", None),
@@ -40,7 +41,7 @@ ANSWER_COLUMNS = ("answer", "final_answer", "Answer", "solution")
 
 
 def convert(name: str, record: Record) -> Row:
-    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    """Convert to verl's columns; raise `BadRow`, or the ValueError of the reward's parser."""
     values = record.values
     question = text_of(values, _first(values, QUESTION_COLUMNS)).strip()
     if values.get("context"):

@@ -2,9 +2,10 @@
 
     {"problem": "What is $1/4 + 1/4$?", "answer": "\\\\frac{1}{2}", "solution": "Add them. …"}
 
-https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset (MIT). It has a training
-split alone, from which rows are held out. For the rewards of `rewards.math_length`; an answer that
-math-verify cannot compare with itself is rejected: no response could be right.
+https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset (MIT). It has only a
+training split, from which rows are held out. The rows are for the rewards of `rewards.math_length`.
+A row is rejected if math-verify cannot compare its answer with itself: no response could be
+correct.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ ABOUT = {"data_source": DATA_SOURCE, "published": f"{HUB_ID} on the hub; MIT"}
 
 REQUEST = "Reason step by step and put the final answer in \\boxed{}."
 
-# Many problems share an answer, and each question to math-verify takes milliseconds.
+# Many problems have the same answer, and each call of math-verify takes milliseconds.
 _parse = cache(parse_ground_truth)
 
 
 def convert(record: Record) -> Row:
-    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    """Convert to verl's columns; raise `BadRow`, or the ValueError of the reward's parser."""
     values = record.values
     problem, answer = text_of(values, "problem").strip(), text_of(values, "answer").strip()
     _parse(answer)
@@ -38,7 +39,7 @@ def convert(record: Record) -> Row:
         [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}],
         answer,
         ability="math",
-        # So that the reward takes no copy of its formulas for an answer.
+        # So that the reward does not accept a copy of its formulas as an answer.
         extra_info={**record.place, "question": problem},
     )
 

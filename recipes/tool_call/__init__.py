@@ -1,4 +1,4 @@
-"""Calls of tools: ToolRL's data, and the Berkeley Function-Calling Leaderboard's questions."""
+"""Tool calls: ToolRL's data, and the questions of the Berkeley Function-Calling Leaderboard."""
 
 from gdpo_verl.lab.tasks.catalog import DataSet
 

@@ -5,8 +5,8 @@
     answers    [{"calculate_triangle_area": {"base": [10], "height": [5], "unit": ["units", ""]}}]
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0. All single-turn Python questions with accepted
-answers. The ground truth takes the first answer listed for each argument, and a row is kept only if
-the leaderboard's own checker accepts it; the others are listed, with its reason, in the provenance.
+answers. The ground truth has the first listed answer for each argument. A row is kept only if the
+leaderboard's own checker accepts it; the provenance lists the other rows with the checker's reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CATEGORIES = (
 
 
 def _first(value: Any) -> Any:
-    """The first of the values that each dict of an answer lists for a key; "" may be left out."""
+    """Take the first value that each dict of an answer lists for a key; "" may be left out."""
     if isinstance(value, Mapping):
         listed = {key: each if isinstance(each, list) else [each] for key, each in value.items()}
         return {key: _first(each[0]) for key, each in listed.items() if each and each[0] != ""}
@@ -57,7 +57,7 @@ def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
 
 
 def tool_block(function: Mapping[str, Any]) -> str:
-    """A function of the leaderboard, as a prompt names it."""
+    """Describe a function of the leaderboard as in a prompt."""
     schema = function["parameters"]
     required = schema.get("required", [])
     parameters = {
@@ -68,7 +68,7 @@ def tool_block(function: Mapping[str, Any]) -> str:
 
 
 def chat(question: Mapping[str, Any], frame: prompt.PromptFrame) -> list[dict[str, str]]:
-    """The prompt of a question's first turn."""
+    """Write the prompt for the first turn of a question."""
     blocks = [tool_block(function) for function in question["function"]]
     history = [prompt.turn(each["role"], each["content"]) for each in question["question"][0]]
     return prompt.messages(blocks, history, frame)
@@ -81,7 +81,7 @@ def questions(seed: int = 0) -> Iterator[Record]:
         asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
         accepted = utils.load_ground_truth_entry(category)
         for question, answer in zip(asked, accepted, strict=True):
-            # By its text, so that the same text never stands in both splits.
+            # By its text, so that the same text is never in both splits.
             text = "\n".join(turn["content"] for turn in question["question"][0])
             digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
             share = int.from_bytes(digest[:8], "big") / 2**64
@@ -91,7 +91,7 @@ def questions(seed: int = 0) -> Iterator[Record]:
 
 
 def convert(record: Record) -> Row:
-    """Convert to verl's columns; raises `BadRow` where the checker refuses the first answers."""
+    """Convert to verl's columns; raise `BadRow` where the checker rejects the first answers."""
     values = record.values
     category = values["category"]
     calls = first_answer(values["accepted"])
@@ -104,7 +104,7 @@ def convert(record: Record) -> Row:
         category,
         MODEL,
     )
-    if not verdict["valid"]:  # a few, and nothing could be rewarded
+    if not verdict["valid"]:  # a few rows, for which no response could be rewarded
         raise BadRow("checker", "; ".join(map(str, verdict["error"])))
     names = " and ".join(dict.fromkeys(name for name, _ in calls))
     return make_row(

@@ -1,8 +1,8 @@
-"""BFCL's dialogues: bfcl-eval's own loop, simulated APIs and checker as an agent loop of verl's.
+"""BFCL's dialogues: bfcl-eval's own loop, simulated APIs and checker as an agent loop of verl.
 
-An add-on for the rows of ``prepare bfcl-v3``'s multi_turn.parquet, which name it. Each answer is a
-step; the prompt is written anew for each, in the form of the training data. Importing this module
-imports bfcl-eval's generation and scoring.
+The rows of multi_turn.parquet from ``prepare bfcl-v3`` name this agent loop. Each response is a
+step; the prompt of each step is written again, in the format of the training data. Importing this
+module imports bfcl-eval's generation and scoring.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
 
 MOST_DIGITS = 10_000
-"""The largest exponent and precision with which the simulated calculator computes here; with any
-larger ones it may compute forever."""
+"""The largest exponent and precision for the simulated calculator; with larger ones it may compute
+forever."""
 AT_ONCE = 64
-"""Dialogues under way in an agent loop worker, a thread each."""
+"""The most dialogues at a time in an agent loop worker, one thread for each."""
 
 log = logging.getLogger(__name__)
 runner = load_module("eval_checker.eval_runner")
@@ -50,7 +50,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Step:
-    """One answer of a dialogue."""
+    """One response of a dialogue."""
 
     text: str
     prompt: Sequence[int]  # in tokens, as are the
@@ -62,16 +62,16 @@ Ask = Callable[[Sequence[Mapping[str, str]]], Step]
 
 
 class PromptTooLong(Exception):
-    """A dialogue grew longer than the model."""
+    """A dialogue became longer than the context of the model."""
 
 
 class TurnsAgentLoop(AgentLoopBase):
-    """Holds a dialogue with the model, and judges it when it has ended."""
+    """Hold a dialogue with the model, and judge it at the end."""
 
     async def run(
         self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
     ) -> AgentLoopOutput:
-        """Hold the dialogue of a row; its answers are one response, one after the other."""
+        """Hold the dialogue of a row; all of its steps, one after the other, are one response."""
         loop = asyncio.get_running_loop()
         truth = json.loads(kwargs["reward_model"]["ground_truth"])
         frame = prompt.parse_frame(kwargs["raw_prompt"][0]["content"])
@@ -82,7 +82,7 @@ class TurnsAgentLoop(AgentLoopBase):
 
         steps, judged = await loop.run_in_executor(_pool, hold, truth, frame, ask)
         if not steps:
-            raise PromptTooLong("the first turn is longer than the model")
+            raise PromptTooLong("the first turn is longer than the context of the model")
         tokens = [token for step in steps for token in step.tokens]
         extra_fields = {**steps[0].extra_fields, "turn_scores": [], "tool_rewards": []}
         return AgentLoopOutput(
@@ -116,12 +116,12 @@ class TurnsAgentLoop(AgentLoopBase):
 def hold(
     truth: Mapping[str, Any], frame: prompt.PromptFrame | None, ask: Ask
 ) -> tuple[list[Step], dict[str, float]]:
-    """Hold a dialogue to its end; returns its answers and what they are worth.
+    """Hold a dialogue to its end; return its responses and their rewards.
 
     Args:
       truth: the row's ground truth: category, entry and accepted calls.
       frame: the fixed texts of its prompt.
-      ask: answers a chat; raises `PromptTooLong`.
+      ask: a function that answers a chat; it raises `PromptTooLong`.
     """
     entry = truth["entry"]
     with simulation() as model:
@@ -130,14 +130,14 @@ def hold(
             said, _ = handler.inference(deepcopy(entry), False, True)
         except PromptTooLong:
             said = []
-        except Exception as failure:  # of bfcl-eval's code, which itself goes on like this
+        except Exception as failure:  # bfcl-eval itself continues in the same way
             log.warning("%s: error during inference: %r", entry["id"], failure)
             said = f"Error during inference: {failure!r}"
     return handler.steps, judge(truth, said)
 
 
 def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
-    """The worth of a dialogue: lists of answers, one a turn; a text is the error that ended it."""
+    """Score a dialogue: a list of responses per turn; a text is the error that ended it."""
     entry = truth["entry"]
     turns = said if isinstance(said, list) else []
     readings = [read(assistant_text(step)) for turn in turns for step in turn]
@@ -155,7 +155,7 @@ def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
                 truth["category"],
             )
             valid = bool(verdict["valid"])
-        except Exception as failure:  # of the checker's code, on values it does not expect
+        except Exception as failure:  # raised by the checker, on values that it does not expect
             log.warning("%s: the checker raised %r", entry["id"], failure)
             valid = False
     tidy = fmean(each.tidy for each in readings) if readings else 0.0
@@ -169,7 +169,7 @@ def _names(entry: Mapping[str, Any]) -> list[str]:
 
 
 class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
-    """Asks in the form of the training data and reads the answers as the reward does."""
+    """Ask in the format of the training data, and parse responses as the reward does."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         super().__init__(model_name, 0, MODEL, is_fc_model=False)
         self.frame = frame or prompt.PromptFrame()
         self.ask = ask
-        # Another function is undefined, as in bfcl-eval, whatever Python knows under its name.
+        # Any other function is undefined, as in bfcl-eval, even if Python has such a name.
         self.names = frozenset(names)
         self.steps: list[Step] = []
 
@@ -246,15 +246,15 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     def decode_ast(
         self, result: str, language: Any, has_tool_call_tag: bool
     ) -> list[dict[str, Any]]:
-        """The calls of an answer; raises ValueError when they cannot be read."""
+        """Parse the calls of a response; raise ValueError when they cannot be parsed."""
         reading = read(assistant_text(result))
         if reading.error:
             raise ValueError(reading.error.name)
         return [{call["name"]: call["parameters"]} for call in reading.calls]
 
     def decode_execute(self, result: str, has_tool_call_tag: bool) -> list[str]:
-        """The calls as expressions, which bfcl-eval hands to `eval`: a name that is known to be
-        harmless, and literals."""
+        """Write the calls as expressions, which bfcl-eval passes to `eval`: a name that is known to
+        be harmless, and literals."""
         calls = self.decode_ast(result, None, has_tool_call_tag)
         return [self._expression(*item) for call in calls for item in call.items()]
 
@@ -270,8 +270,8 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
 
 @contextmanager
 def simulation() -> Iterator[str]:
-    """Lend an unused model name; bfcl-eval keeps the state of its simulated APIs under the names
-    of model and question, and that state is dropped on leaving."""
+    """Provide an unused model name. bfcl-eval keeps the state of its simulated APIs under the names
+    of model and question, and that state is deleted at the end of the context."""
     name = f"gdpo_verl_{next(_numbers)}_run"
     try:
         yield name

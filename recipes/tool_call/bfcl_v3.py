@@ -1,10 +1,10 @@
-"""The leaderboard's questions to measure on: all 4441 of BFCL's version 3, from ``bfcl-eval``.
+"""The leaderboard's questions for evaluation: all 4441 of BFCL's version 3, from ``bfcl-eval``.
 
     test.parquet         one turn each, judged by the reward `rewards.bfcl`
     multi_turn.parquet   dialogues with simulated APIs, held by the agent loop of `bfcl_turns`
 
-The prompt is that of the training, not the leaderboard's own, so that what was trained is what is
-asked: its fixed texts are those of `gdpo-verl prepare bfcl`, or of training rows (``--from``).
+The prompt is that of the training run, not the leaderboard's own, so that evaluation and training
+are alike. Its fixed texts are those of `gdpo-verl prepare bfcl`, or of training rows (``--from``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gdpo_verl.lab.tasks.rows import PromptLength, Row, check_messages, make_row
 from gdpo_verl.rewards.bfcl import load_module
 
 AGENT = "bfcl_turns"
-"""The name of the agent loop that holds dialogues, as bfcl_turns.yaml has it."""
+"""The name of the agent loop for dialogues in bfcl_turns.yaml."""
 
 SINGLE_TURN = (
     "simple_python",
@@ -58,9 +58,9 @@ def prepare(
 
     Args:
       out_dir: gets test.parquet, multi_turn.parquet and provenance.json.
-      source: a parquet file of training rows, whose prompt to ask with.
-      seed: ignored: nothing is drawn.
-      length: ignored: no question of the leaderboard is left out.
+      source: a parquet file of training rows, whose prompt is used.
+      seed: ignored, because nothing is drawn.
+      length: ignored, because no question of the leaderboard is left out.
     """
     frame = prompt.PromptFrame() if source is None else frame_of(source)
     splits = {
@@ -77,7 +77,7 @@ def prepare(
 
 
 def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
-    """The questions of a category in verl's columns; `rewards.bfcl` reads their ground truth."""
+    """Return the questions of a category in verl's columns, for the reward `rewards.bfcl`."""
     utils = load_module("utils")
     entries = utils.load_dataset_entry(category, include_language_specific_hint=False)
     shown = utils.load_dataset_entry(category) if category in _HINTED else entries
@@ -96,30 +96,30 @@ def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
             ability="tool_call",
             extra_info={"index": index, "split": "test", "id": entry["id"]},
         )
-        # In both files: read together, a row without one would have none.
+        # Both files need it: if they are read together, a row without it would have no value.
         row["agent_name"] = AGENT if several else "single_turn_agent"
         yield row
 
 
 def frame_of(source: str) -> prompt.PromptFrame:
-    """The text around the tools in all prompts of a parquet file; those without tools are ignored.
+    """Find the text around the tools in the prompts of a parquet file, if they have tools.
 
     Raises:
-      ValueError: the file has no such prompts, or several kinds.
+      ValueError: the file has no prompts with tools, or several texts.
     """
     try:
         column = pq.read_table(Path(source).expanduser(), columns=["prompt"]).to_pylist()
         systems = {check_messages(row.get("prompt"))[0]["content"] for row in column}
-    except (OSError, ValueError) as error:  # Arrow's own are ValueErrors
+    except (OSError, ValueError) as error:  # Arrow's own errors are ValueErrors
         raise ValueError(
-            f"--from: expected a parquet file of training rows, whose prompt to ask with, found "
+            f"--from: expected a parquet file of training rows, whose prompt is used, found "
             f"{source!r}: {error}"
         ) from error
     frames = {prompt.parse_frame(system) for system in systems} - {None}
     if len(frames) != 1:
         raise ValueError(
-            f"--from: expected one text around the tools in all prompts of {source}, found "
-            f"{len(frames)}. Give a file of tool-calling rows whose prompts are alike"
+            f"--from: expected the same text around the tools in all prompts of {source}, found "
+            f"{len(frames)} texts. Use a file of tool-calling rows whose prompts have one layout."
         )
     (frame,) = frames
     assert frame is not None

@@ -3,9 +3,9 @@
     {"instruction": "Tools: 1. Name: add …", "input": "<user> Add 1 and 2. </user>",
      "output": "<think> Add. </think>\\n<tool_call>\\n{\"name\": \"add\", …}\\n</tool_call>"}
 
-https://github.com/qiancheng0/ToolRL (Apache-2.0), for the rewards of `rewards.tool_call`: such
-lists in ``dataset/rlla_4k_raw``, and parquet in verl's columns, kept as they are, in
-``dataset/rlla_4k``. The ground truth is the whole published output.
+https://github.com/qiancheng0/ToolRL (Apache-2.0), for the rewards of `rewards.tool_call`.
+``dataset/rlla_4k_raw`` has such lists, and ``dataset/rlla_4k`` has parquet files in verl's columns,
+which are not changed. The ground truth is the complete published output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RAW_COLUMNS = ("instruction", "input", "output")
 
 
 def convert(record: Record) -> Row:
-    """Convert to verl's columns; raises `BadRow`, or the ValueError of the reward's parser."""
+    """Convert to verl's columns; raise `BadRow`, or the ValueError of the reward's parser."""
     values = record.values
     return _raw(values) if "instruction" in values else _published(values)
 

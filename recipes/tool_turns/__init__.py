@@ -1,4 +1,4 @@
-"""Word problems that take several calls of tools, which run while the policy is sampled."""
+"""Word problems that need several tool calls, which run while the policy is sampled."""
 
 from gdpo_verl.lab.tasks.catalog import DataSet
 

@@ -1,4 +1,4 @@
-"""The tools of tool turns as verl has them: each runs in another process, within a deadline."""
+"""The tools of tool turns for verl: each runs in another process, within a deadline."""
 
 from gdpo_verl.recipes.tool_turns.tools import TOOLS, guarded
 from verl.tools.function_tool import function_tool

@@ -1,4 +1,4 @@
-"""Word problems that take two or three calls of tools, which run while the policy is sampled.
+"""Word problems that need two or three tool calls, which run while the policy is sampled.
 
     user        What do 7 bags of tea cost in Oslo?
     assistant   <tool_call>
@@ -9,7 +9,8 @@
     tool        21
     assistant   <answer>21</answer>
 
-For verl's `tool_agent` loop, the tools of `turn_tools` and the rewards of `rewards.tool_turns`.
+The rows are for verl's `tool_agent` loop, the tools in `tools`, and the rewards of
+`rewards.tool_turns`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gdpo_verl.lab.tasks.examples import Call, Example
 from gdpo_verl.rewards.tool_text import CLOSE, OPEN
 
 DATA_SOURCE = "tool-turns"
-# Where the chat template has a place for them, the tools' schemas stand in the prompt, too.
+# If the chat template has a place for them, the prompt also contains the schemas of the tools.
 SYSTEM = """\
 Solve the problem with tools: calculate(expression), convert(amount, source, target), and \
 look_up(item, city) for a price. Call one in a turn, in exactly this form:
@@ -37,8 +38,8 @@ Then answer with the number alone: <answer>the number</answer>"""
 
 
 def told(call: Call) -> str:
-    """Make a call and return what its tool tells."""
-    # As in a rollout, cut where it is too long, so that truths are what a policy is told.
+    """Make a call and return the text of the tool."""
+    # As in a rollout, the text is cut if it is too long, so that ground truths match it.
     text, _ = run((TOOLS[call[0]].__module__, *call, MOST))
     return str(text)
 
@@ -51,7 +52,7 @@ def written(call: Call) -> str:
 
 def draw_example(rng: random.Random) -> Example:
     """Draw one of four kinds of problems, with the calls that solve it."""
-    # All that any kind needs: what follows is drawn alike, whichever kind it is.
+    # All that any kind needs, so that the same numbers are drawn for each kind.
     item, other = rng.sample(ITEMS, 2)
     city = rng.choice(CITIES)
     large, small = rng.choice([*UNITS])

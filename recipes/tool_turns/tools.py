@@ -1,6 +1,6 @@
-"""The tools of tool turns, and `guarded`, with which no call of any tool can harm a run.
+"""The tools of tool turns, and `guarded`, with which no call of a tool can harm a run.
 
-verl runs a function in a thread, which nothing can end, and takes whatever text it returns.
+verl runs a function in a thread, which cannot be ended, and accepts a text of any length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from gdpo_verl.rewards.deadline import DeadlinePool, serve
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT
 
-MOST = 200  # characters of an answer
+MOST = 200  # characters of a result
 ERROR = "Error: "
 ITEMS = ("tea", "salt", "rice", "soap", "flour", "sugar", "beans", "honey")
 CITIES = ("Paris", "Tokyo", "Lima", "Oslo", "Cairo", "Delhi", "Quito", "Hanoi")
@@ -32,7 +32,7 @@ def calculate(expression: str) -> str:
         expression: numbers with + - * / ** and brackets, such as 3 * (4 + 5)
     """
     try:
-        # There is no letter in it, so no name.
+        # The expression has no letters, so it has no names.
         value: Any = eval(expression.strip()) if _FORMULA.fullmatch(expression) else None
         return f"{value:.10g}" if isinstance(value, float) else str(int(value))
     except (SyntaxError, TypeError, ArithmeticError) as error:
@@ -75,22 +75,22 @@ def _known(names: Iterable[str], name: object) -> str:
 def guarded(
     tool: Callable[..., Any], *, deadline: float = 2.0, most: int = MOST
 ) -> Callable[..., tuple[str, float]]:
-    """Run a tool's calls in another process, each within a deadline; for verl's `function_tool`.
+    """Run the calls of a tool in another process, each within a deadline; for `function_tool`.
 
     Args:
-      tool: a function at the top of a module that can be imported, with annotations and Google's
-        docstring, of which verl makes the schema. The policy is told what it raises.
-      deadline: of a call, in seconds; then the process is killed.
-      most: characters of an answer; the rest is cut.
+      tool: a function at the top of a module that can be imported. verl makes its schema from its
+        annotations and its docstring in Google's style. The policy gets the text of its errors.
+      deadline: the time of a call in seconds; after it the process is killed.
+      most: the characters of a result; the rest is cut.
 
     Returns:
-      the tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`, which
+      The tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`, which
       verl collects for the reward.
 
     Raises:
-      ImportError: another process does not find it.
+      ImportError: another process cannot import the tool.
     """
-    # Found now by the process that will run it, not at its first call in the middle of a rollout.
+    # Imported now by the process that will run it, not at the first call during a rollout.
     where = {"module": tool.__module__, "name": tool.__name__}
     text, outcome = _pool.ask([__name__, "find", where, MOST], 60)
     if outcome == RAISED:
@@ -111,29 +111,29 @@ def guarded(
 
 
 def find(module: str, name: str) -> Any:
-    """Import the tool of this name."""
+    """Import the tool with this name."""
     return getattr(importlib.import_module(module), name)
 
 
 def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
-    """Run one call: module and name of its tool, its arguments, the characters of an answer."""
+    """Run one call: module and name of the tool, arguments, and characters of the result."""
     module, name, arguments, most = question
     outcome = EXECUTED
     try:
         text = str(find(module, name)(**arguments))
-    except Exception as error:  # of any tool; the policy reads it, and the rollout goes on
+    except Exception as error:  # the policy gets its text, and the rollout continues
         outcome = RAISED
         text = f"{ERROR}{str(error) or type(error).__name__}"
     if len(text) > most:
         text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
-        outcome = min(outcome, CUT)  # a refusal that was cut stays one
-    # No tokenizer takes half of a surrogate pair.
+        outcome = min(outcome, CUT)  # an error that was cut stays an error
+    # No tokenizer accepts half of a surrogate pair.
     return text.encode(errors="backslashreplace").decode(), outcome
 
 
 _pool = DeadlinePool(
     "gdpo_verl.recipes.tool_turns.tools", size=2
-)  # calls at once, of a rollout worker
+)  # calls of a rollout worker at one time
 
 if __name__ == "__main__":
     serve(run)

@@ -4,8 +4,8 @@
     user       What is 84 in base 6?
     answer     {"name": "convert_base", "parameters": {"number": 84, "base": 6}}
 
-A user asks for one thing; the tools, the needed one among them, stand in random order. Everything
-follows from the seed (`generated`). For the rewards of `rewards.tool_call`.
+A user asks for one thing. The tools, among them the needed one, are listed in random order.
+Everything follows from the seed (`generated`). The rows are for the rewards of `rewards.tool_call`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tool:
 
     @property
     def block(self) -> str:
-        """The tool's fixed text in a system message."""
+        """Return the fixed text of the tool in a system message."""
         schema = {
             name: {"type": "integer" if isinstance(values, range) else "string"}
             for name, values in self.parameters.items()
@@ -46,7 +46,7 @@ class Tool:
         return prompt.tool_block(self.name, self.description, schema)
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
-        """Draw a value of each parameter; source and target differ."""
+        """Draw a value for each parameter; source and target are different."""
         pair: dict[str, Any] = {}
         if "source" in self.parameters:
             pair["source"], pair["target"] = rng.sample(self.parameters["source"], 2)
@@ -122,8 +122,8 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def draw_example(rng: random.Random) -> Example:
-    """Draw one question, with the tools on offer and the call it needs."""
-    rng.random()  # not used; without this draw every seed would give other data
+    """Draw one question, with the available tools and the needed call."""
+    rng.random()  # not used; without this draw, every seed would give other data
     (needed,) = rng.sample(list(TOOLS), 1)
     arguments = TOOLS[needed].draw(rng)
     question = rng.choice(TOOLS[needed].questions).format(**arguments)

@@ -1,15 +1,15 @@
-"""Measure what our code costs beside the alternative, in turns in the same run.
+"""Measure the time of our code and of the alternative, in turns in the same run.
 
-    OMP_NUM_THREADS=1 python scripts/dev/benchmark.py advantage  # beside verl's estimators
+    OMP_NUM_THREADS=1 python scripts/dev/benchmark.py advantage  # compared with verl's estimators
     python scripts/dev/benchmark.py advantage --variants --size 4096x1024x3
-    python scripts/dev/benchmark.py seam --size 1024x256          # the plug-in in a step of verl's
+    python scripts/dev/benchmark.py seam --size 1024x256          # the plug-in in a step of verl
     python scripts/dev/benchmark.py code --answers 100            # a step's rewards, some bad
     python scripts/dev/benchmark.py slow-answers
 
-Where contenders take turns, each is printed by the clock and by this process' processor time: the
-median, the least, and the ratio to the first line within a turn (median and quartiles) and of the
-least times. On a machine that others use, trust the least times. One turn more is run, uncounted.
-Needs Linux with glibc.
+Where contenders take turns, real time and the processor time of this process are printed for each:
+the median, the least time, and the ratio to the first line, within a turn (median and quartiles)
+and of the least times. On a machine that is shared, use the least times. One additional turn is run
+and not counted. The script needs Linux with glibc.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GROUP = 8
 
 
 def seconds(run: Callable[[], object]) -> tuple[float, float]:
-    """Time a call by the clock, and in this process' processor time."""
+    """Measure the real time of a call, and the processor time of this process."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -52,7 +52,7 @@ def seconds(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def compare(contenders: dict[str, Callable[[], object]], turns: int) -> None:
-    """Time the contenders in turns, of which the first warms up, and print them by clock."""
+    """Time the contenders in turns, of which the first is a warm-up, and print both times."""
     times = np.array([[seconds(run) for run in contenders.values()] for _ in range(turns + 1)])[1:]
     for clock, kind in enumerate(("wall", "CPU")):
         base = times[:, 0, clock]
@@ -67,7 +67,7 @@ def compare(contenders: dict[str, Callable[[], object]], turns: int) -> None:
 
 
 def uids(rows: int) -> Any:
-    """Prompts' ids as verl makes them, and repeats their strings, in an object array."""
+    """Make ids of prompts as verl does: repeated strings in an object array."""
     prompts = [str(uuid.UUID(int=prompt)) for prompt in range(rows // GROUP + 1)]
     return np.repeat(np.array(prompts, dtype=object), GROUP)[:rows]
 
@@ -76,7 +76,7 @@ def uids(rows: int) -> Any:
 
 
 def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callable[[], Any]]:
-    """Functions without arguments over one random batch: ours first, verl's or our variants."""
+    """Return functions over one random batch: ours first, then verl's or our variants."""
     import verl.trainer.ppo.core_algos as verl
 
     from gdpo_verl import gdpo_advantages
@@ -106,7 +106,7 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
     found["verl grpo_vectorized"] = partial(
         verl.compute_grpo_vectorized_outcome_advantage, summed, mask, groups
     )
-    if b <= 16384:  # verl's loops over Python numbers take minutes beyond
+    if b <= 16384:  # for larger batches verl's loops over Python numbers take minutes
         found["verl grpo"] = partial(verl.compute_grpo_outcome_advantage, summed, mask, groups)
         found["verl gdpo"] = partial(
             verl.compute_gdpo_outcome_advantage,
@@ -121,16 +121,16 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
 
 
 def peak_mib(run: Callable[[], object], device: str) -> float:
-    """The most memory that one call held beside its inputs, its result included."""
+    """Measure the most memory of one call without its inputs, but with its result."""
     gc.collect()
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    # Pages that glibc kept would be used again unseen.
+    # Pages that glibc kept would be used again without being counted.
     ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is held now
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at the present memory
     before, result = peak_kib(), run()
     del result
     return (peak_kib() - before) / 2**10
@@ -142,10 +142,10 @@ def peak_kib() -> int:
 
 
 def keep_pages() -> None:
-    """Make glibc keep freed memory below 32 MiB a piece.
+    """Make glibc keep freed blocks below 32 MiB.
 
-    Otherwise the first to allocate after a large release pays for the pages of the next ones:
-    for 16 MiB, more than the work on them.
+    Otherwise the first allocation after a large release needs time for the pages of the next ones:
+    for 16 MiB, more time than the work on them.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
@@ -167,7 +167,7 @@ def advantage(args: argparse.Namespace) -> None:
 
 
 def common(kind: str, index: int) -> tuple[str, str]:
-    """A common answer and its ground truth: a program with ten tests, or some mathematics."""
+    """Return a common response and its ground truth: a program with ten tests, or mathematics."""
     if kind == "code":
         inputs = [f"{i} 1" for i in range(10)]
         outputs = [str(i + 1) for i in range(10)]
@@ -187,13 +187,13 @@ def common(kind: str, index: int) -> tuple[str, str]:
 
 BAD = {
     "code": ["while True: pass", "x = []\nwhile True: x.append('a' * 999999)"],
-    # On these sympy does not end, or takes all the memory that a worker has.
+    # On these sympy does not end, or uses all the memory of a worker.
     "slow-answers": [r"9^{9^{9^9}}", r"((10!)!)!", r"\int_0^1 \sin(x^x) \cos(x)^{x} dx"],
 }
 
 
 def questions(kind: str, answers: int, share: float) -> list[tuple[str, str]]:
-    """Answers with their ground truths, the bad ones spread evenly: one at least, if any."""
+    """Return responses with ground truths, and bad ones spread evenly: at least one, if any."""
     found = [common(kind, index) for index in range(answers)]
     bad = max(round(answers * share), int(share > 0))
     for number in range(bad):
@@ -203,7 +203,7 @@ def questions(kind: str, answers: int, share: float) -> list[tuple[str, str]]:
 
 
 def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
-    """Judge an answer: is it right, and did it get a verdict at all?"""
+    """Score a response: is it right, and did it get a result at all?"""
     from gdpo_verl.rewards import code, math_length
 
     answer, truth = question
@@ -216,19 +216,20 @@ def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
 
 
 def work(kind: str, chunk: list[tuple[str, str]]) -> list[tuple[bool, bool]]:
-    with ThreadPoolExecutor() as pool:  # as many threads as asyncio's default has
+    with ThreadPoolExecutor() as pool:  # as many threads as asyncio has by default
         return list(pool.map(partial(judge, kind), chunk))
 
 
 def step(args: argparse.Namespace) -> None:
-    """A step's rewards in as many processes as verl has reward workers (`reward.num_workers`)."""
+    """Compute the rewards of a step in as many processes as verl has (`reward.num_workers`)."""
     from gdpo_verl.sandbox import best_protection
 
     print(f"protection: {best_protection().name}, cores: {len(os.sched_getaffinity(0))}\n")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, context) as pool:
-        print("| bad answers | seconds a step | right | no verdict |\n|---|---|---|---|")
-        # One step of common answers starts the processes and fills sympy's caches, unmeasured.
+        print("| bad responses | seconds per step | right | no result |\n|---|---|---|---|")
+        # One step of common responses starts the processes and fills sympy's caches; it is not
+        # measured.
         for turn, share in enumerate([0.0, *args.bad]):
             batch = questions(args.benchmark, args.answers, share)
             chunks = [batch[rank :: args.workers] for rank in range(args.workers)]
@@ -247,7 +248,7 @@ def step(args: argparse.Namespace) -> None:
 PUT_ROWS = 512
 BASE = "grpo_vectorized"
 RANK = {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "correctness"}
-# By name: the estimator, algorithm.gdpo, dumps.
+# Per name: the estimator, algorithm.gdpo, and dumps.
 COLUMNS: dict[str, tuple[str, dict[str, Any], bool]] = {
     BASE: ("grpo_vectorized", {}, False),
     "control": ("grpo_vectorized", {}, False),
@@ -259,25 +260,25 @@ COLUMNS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 def trainer(name: str) -> Any:
-    """verl's default trainer with nothing set up but what its advantage step reads."""
+    """Return verl's default trainer, set up only with what its advantage step reads."""
     from fake_verl import recipe, trainer_of
 
     estimator, settings, dumps = COLUMNS[name]
     config = recipe(estimator, **settings)
     if not dumps:
         config.trainer.rollout_data_dir = None
-    return trainer_of(config, seam=name != BASE)  # without it verl's method runs alone
+    return trainer_of(config, seam=name != BASE)  # without our hooks verl's method runs alone
 
 
 def fill(rows: int, tokens: int) -> Any:
-    """Put rows into the queue as verl's agent loops leave them, with log-probs."""
+    """Put rows with log-probabilities into the queue, as verl's agent loops do."""
     import transfer_queue as tq
     from fake_verl import info, put
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
     components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
-    # Of one output each.
+    # Each session has one output.
     keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids(rows))]
     made = (
         (key, [1] * length, info(float(form > 0), float(correctness)))
@@ -290,11 +291,11 @@ def fill(rows: int, tokens: int) -> Any:
 
 
 def seam(args: argparse.Namespace) -> None:
-    """verl's own advantage step on one TransferQueue, without the plug-in's seam and with it."""
+    """Time verl's own advantage step on one TransferQueue, without and with the plug-in's hooks."""
     import ray
     import transfer_queue as tq
 
-    # Rows and trainers are those that the seam's tests make.
+    # Rows and trainers come from the tests of the trainer hooks.
     sys.path.append(str(ROOT / "tests"))
     ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
     trainers = {name: trainer(name) for name in COLUMNS}
@@ -329,12 +330,27 @@ def main() -> None:
     sub.add_argument("--size", nargs="*", default=sizes, metavar="BxTxK")
     sub.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     sub.add_argument("--turns", type=int, default=15)
-    sub.add_argument("--variants", action="store_true", help="the variants beside GDPO alone")
+    sub.add_argument(
+        "--variants",
+        action="store_true",
+        help="compare the variants with GDPO instead of verl's estimators",
+    )
 
     for name, answers in (("code", 128), ("slow-answers", 512)):
         sub = command(step, name)
-        sub.add_argument("--answers", type=int, default=answers, help="of a step")
-        sub.add_argument("--bad", type=float, nargs="*", default=[0.0, 0.01, 0.05], help="shares")
+        sub.add_argument(
+            "--answers",
+            type=int,
+            default=answers,
+            help="responses of a step (default: %(default)s)",
+        )
+        sub.add_argument(
+            "--bad",
+            type=float,
+            nargs="*",
+            default=[0.0, 0.01, 0.05],
+            help="shares of bad responses",
+        )
         sub.add_argument("--workers", type=int, default=8)
 
     sub = command(seam, "seam")

@@ -1,15 +1,17 @@
-"""Work out the advantages in gdpo_verl/conformance/vectors.json, and docs/conformance.md's table.
+"""Compute the advantages in gdpo_verl/conformance/vectors.json, and docs/conformance.md's table.
 
     python scripts/dev/conformance.py                       # the advantages
-    python scripts/dev/conformance.py --ms-swift WHEEL      # the table, too; beside verl and TRL
+    python scripts/dev/conformance.py --ms-swift WHEEL      # the table as well; needs verl and TRL
 
-A new vector goes into the file without `expected`. The arithmetic is that of the paper's equations
-in decimals of 50 digits: it shares nothing with `gdpo_verl.advantage`, and what is nothing in exact
-arithmetic is 0 in it. A variant's digits, five places, are worked out by hand and stay as they are:
+Add a new vector to the file without `expected`. The equations of the paper are computed with
+decimals of 50 digits: this shares no code with `gdpo_verl.advantage`, and what is 0 in exact
+arithmetic is 0 here. The digits of a variant (five places) are computed by hand and are not
+changed:
 
 The example has two groups of four. Unbiased deviations: r1 1/sqrt(3) in both groups, r2
 sqrt(11/12) = .95743 and sqrt(2) = 1.41421; of the population: 1/2 in both, .82916 and 1.22474.
-Rewards less their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 -1 -1 0 in the second.
+Rewards minus their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 -1 -1 0 in the
+second.
   dvao         (-.25 -1.25 1.75 -.25) / 1.32916 and (2.5 -.5 -1.5 -.5) / 1.72474
   sa_mrpo      s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740; gamma .5: .70711
                and .84163
@@ -52,12 +54,12 @@ Rows = list[list[Any]]
 
 
 def combined(rewards: Rows, groups: list[int], weights: list[Any], epsilon: Decimal) -> list[Any]:
-    """sum_k w_k z[i, k] (Eq. 4, 5 and 7); None for a row without any reward."""
+    """Compute sum_k w_k z[i, k] (Eq. 4, 5 and 7); None for a row without any reward."""
     sums: list[Any] = [None if all(r is None for r in row) else Decimal(0) for row in rewards]
     for k, weight in enumerate(weights):
         for group in set(groups):
             own = [i for i, g in enumerate(groups) if g == group and rewards[i][k] is not None]
-            # By way of their text: 0.1 is a tenth here, and not the nearest binary number.
+            # Converted from their text: 0.1 is a tenth here, and not the nearest binary number.
             values = [Decimal(str(rewards[i][k])) for i in own]
             if len(set(values)) < 2:
                 continue  # a constant group: nothing to normalise
@@ -69,7 +71,7 @@ def combined(rewards: Rows, groups: list[int], weights: list[Any], epsilon: Deci
 
 
 def spread(sums: list[Any], shares: list[Any]) -> tuple[Any, Any]:
-    """Mean and unbiased variance of the sums, each as often as its share says (Eq. 6)."""
+    """Compute mean and unbiased variance of the sums, weighted with their shares (Eq. 6)."""
     pairs = [(s, Decimal(share)) for s, share in zip(sums, shares, strict=True) if s is not None]
     n = sum(share for _, share in pairs)
     mean = sum(s * share for s, share in pairs) / n if n else Decimal(0)
@@ -78,13 +80,13 @@ def spread(sums: list[Any], shares: list[Any]) -> tuple[Any, Any]:
 
 
 def group_of(vector: dict[str, Any], row: int) -> list[int]:
-    """The rows of a row's group."""
+    """Return the rows of a row's group."""
     groups = vector["groups"]
     return [other for other, group in enumerate(groups) if group == groups[row]]
 
 
 def brevity(vector: dict[str, Any], row: int, outcome: int, at_least: float) -> Any:
-    """(longest - own) / (longest - shortest) of the group's rows that pass; else None."""
+    """Compute (longest - own) / (longest - shortest) of the group's rows that pass; else None."""
     rewards = vector["rewards"]
     passing = [i for i in group_of(vector, row) if rewards[i][outcome] >= at_least]
     if row not in passing or len(passing) < 2:
@@ -95,7 +97,7 @@ def brevity(vector: dict[str, Any], row: int, outcome: int, at_least: float) -> 
 
 
 def rank(vector: dict[str, Any], row: int, of: int) -> Any:
-    """The share of the other scored rows of the group that lie below, equal ones half."""
+    """Compute the share of the group's other scored rows that are lower; equal ones count half."""
     column = [rewards[of] for rewards in vector["rewards"]]
     own = column[row]
     others = [column[i] for i in group_of(vector, row) if i != row and column[i] is not None]
@@ -106,7 +108,7 @@ def rank(vector: dict[str, Any], row: int, of: int) -> Any:
 
 
 def earned(reward: Any, turn: int, credit: str) -> Any:
-    """A turn's own reward, or the sum from it on; None where not scored, or not by turn."""
+    """Return the reward of a turn, or the sum from it on; None if not scored or not per turn."""
     if not isinstance(reward, list):
         return None
     counted = reward[turn:] if credit == "to_go" else [reward[turn]]
@@ -115,7 +117,7 @@ def earned(reward: Any, turn: int, credit: str) -> Any:
 
 
 def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
-    """The sums of every turn: a column with lists in groups of (group, turn), others copied."""
+    """Compute sums of every turn: columns with lists in groups of (group, turn), others copied."""
     credit = vector["settings"]["credit"]
     weights = vector["weights"]
     turns = [(i, t) for i, own in enumerate(vector["token_counts"]) for t in range(len(own))]
@@ -154,9 +156,9 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         rewards = [[0 if r is None else r for r in row] for row in rewards]
     weights = vector["weights"]
     tokens = vector["token_counts"]
-    # Over tokens a row counts once for each of its tokens.
+    # With whitening over tokens, a row counts once for each of its tokens.
     shares = tokens if choices["whiten"] == "token" else [1] * len(rewards)
-    # Looked at without epsilon, which leaves a rest of components that cancel.
+    # Computed without epsilon, which leaves a remainder where components cancel.
     if spread(combined(rewards, vector["groups"], weights, Decimal(0)), shares)[1] < TINY:
         return [0.0] * len(rewards)
     sums = combined(rewards, vector["groups"], weights, Decimal(choices["epsilon"]))
@@ -172,7 +174,7 @@ def whitened(sums: list[Any], shares: list[Any], choices: dict[str, Any]) -> lis
 
 
 def write(path: Path = VECTORS) -> None:
-    """Write the file with the advantages of every vector that is no variant's."""
+    """Write the file with the advantages of every vector without a variant."""
     content = json.loads(VECTORS.read_text(encoding="utf-8"))
     profiles = content["profiles"]
     vectors = content.pop("vectors")
@@ -181,10 +183,10 @@ def write(path: Path = VECTORS) -> None:
             vector["expected"] = {
                 name: advantages(vector, choices)
                 for name, choices in profiles.items()
-                # By turn, whitening over sequences is not defined.
+                # With per-turn credit, whitening over sequences is not defined.
                 if vector.get("feature") != "by_turn" or choices["whiten"] == "token"
             }
-    # A vector a line, so that a change shows as a line in a diff.
+    # One vector per line, so that a change is one line in a diff.
     body = ",\n  ".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
     head = json.dumps(content, indent=1)[:-2]
     path.write_text(f'{head},\n "vectors": [\n  {body}\n ]\n}}\n', encoding="utf-8")
@@ -231,7 +233,7 @@ def ours(
 def verls(
     rewards: Rows, groups: list[int], token_counts: list[int], weights: list[float], **settings: Any
 ) -> list[float]:
-    """verl's `compute_gdpo_outcome_advantage`, as installed, in its float32."""
+    """Compute the installed verl's `compute_gdpo_outcome_advantage` in its float32."""
     import numpy as np
     import torch
     from verl.trainer.ppo.core_algos import compute_gdpo_outcome_advantage
@@ -253,7 +255,7 @@ def verls(
 
 
 def consecutive(function: Callable[..., list[float]]) -> Callable[..., list[float]]:
-    """A function of (rewards, group size, weights) that wants groups of one size in a row."""
+    """Call a function of (rewards, group size, weights) that needs groups of one size in order."""
 
     def advantages(
         rewards: Rows, groups: list[int], _: list[int], weights: list[float], **settings: Any
@@ -269,10 +271,10 @@ def consecutive(function: Callable[..., list[float]]) -> Callable[..., list[floa
 
 
 def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
-    """The function of ms-swift's wheel, which needs nothing but torch and this `nanstd`."""
+    """Load the function of ms-swift's wheel, which needs only torch and this `nanstd`."""
     import torch
 
-    # From the wheel's files: importing swift would need all that it depends on.
+    # From the wheel's files, because importing swift would need all of its dependencies.
     source = zipfile.ZipFile(wheel).read("swift/rl_core/advantage.py").decode()
     utils = zipfile.ZipFile(wheel).read("swift/utils/torch_utils.py").decode()
     nanstd = next(
@@ -294,14 +296,14 @@ def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
 
 
 def trls() -> Callable[..., list[float]]:
-    """Train TRL's trainer a step on each vector (tests/trl_step.py); returns what it logs."""
+    """Run a step of TRL's trainer on each vector (tests/trl_step.py); return its log."""
     import pyarrow.parquet as pq
 
     asked: list[tuple[Any, ...]] = []
 
     def ask(*step: Any) -> list[float]:
         asked.append(step)
-        raise NotImplementedError  # all are answered together, below
+        raise NotImplementedError  # all are computed together, below
 
     list(check(consecutive(ask), "trl"))
     gdpo = {"multi_objective_aggregation": "normalize_then_sum"}
@@ -312,7 +314,7 @@ def trls() -> Callable[..., list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         (out / "steps.json").write_text(json.dumps(steps))
-        # Where test.sh puts TRL: verl cannot be imported beside it.
+        # Where test.sh installs TRL, because verl cannot be imported in the same environment.
         beside = f"{sys.prefix}/trl{os.pathsep}{ROOT}"
         program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
         subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
@@ -346,7 +348,7 @@ ALONE = (
 )
 # The vectors of each of the table's columns.
 COLUMNS = {"plain": PLAIN, **{name: (name,) for name in ALONE}}
-# Each implementation: what is run, given ms-swift's wheel, its profile, and what float32 leaves.
+# Each implementation: the function to run, given ms-swift's wheel, its profile, and its precision.
 RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
     "gdpo-verl": (lambda _: ours, "tokens", 0.0),
     "gdpo-verl, `whiten=sequence`": (lambda _: partial(ours, whiten="sequence"), "sequences", 0.0),
@@ -357,14 +359,14 @@ RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
 
 
 def table_row(name: str, wheel: Path | None = None) -> list[str]:
-    """An implementation's line: ✔, or the worst digits beside the expected ones."""
+    """Write the line of an implementation: ✔, or the worst digits and the expected ones."""
     make, profile, tolerance = RUN[name]
     results = {r.vector["name"]: r for r in check(make(wheel), profile, tolerance)}
     cells = []
     for names in COLUMNS.values():
         own = [results[each] for each in names]
         if failed := [each for each in own if not each.conforms]:
-            # NaN is worse than any number, however far off.
+            # NaN is worse than any wrong number.
             pairs = zip(failed[0].found, failed[0].expected, strict=False)
             worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
             cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")

@@ -1,4 +1,4 @@
-"""Pages from outside docs/, built pages, equations and examples for the site of mkdocs.yml."""
+"""Add pages from outside docs/, built pages, equations and examples to the site of mkdocs.yml."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECIPES = {
     path.relative_to(ROOT).as_posix(): f"recipes/{path.parent.name}.md"
     for path in sorted(ROOT.glob("recipes/*/README.md"))
 }
-# Where the repository has a page, and where the site has it.
+# The place of a page in the repository, and on the site.
 OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -47,11 +47,11 @@ ON_THE_SITE = re.compile(r"<!-- on the site: (.*?\]\((\w+\.html)\).*?) -->", re.
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fences named `math` hold LaTeX, as on GitHub; browsers show MathML by themselves."""
+    """Convert fences named `math` from LaTeX, as on GitHub, to MathML, which browsers show."""
     fences = [{"name": "math", "class": "math", "format": _equation}]
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": fences}
     config.markdown_extensions.append(Examples())
-    # The recipes' pages are found and not listed: a new one needs no line in mkdocs.yml.
+    # The pages of recipes are found, so a new one needs no line in mkdocs.yml.
     recipes = next(part["Recipes"] for part in config.nav or [] if "Recipes" in part)
     recipes.extend(RECIPES.values())
     return config
@@ -68,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _write_explain_page() -> None:
-    """Write the explaining page unless it is newer than all that it shows."""
+    """Write the explain page unless it is newer than all of its sources."""
     sources = [path for kind in ("*.py", "*.j2") for path in (ROOT / "gdpo_verl").rglob(kind)]
     newest = max(path.stat().st_mtime for path in sources)
     if EXPLAIN.exists() and EXPLAIN.stat().st_mtime > newest:
@@ -78,7 +78,7 @@ def _write_explain_page() -> None:
 
 
 def _command_help() -> str:
-    """A section for each command, with the text that its `--help` prints."""
+    """Write a section for each command, with the text of its `--help`."""
     os.environ["COLUMNS"] = "88"
     parser = cli._parser()
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
@@ -90,7 +90,7 @@ def _command_help() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that lead from file to file in the repository lead from page to page in the site."""
+    """Convert links between files of the repository to links between pages of the site."""
     if HELP in markdown:
         markdown = markdown.replace(HELP, _command_help())
     markdown = ON_THE_SITE.sub(lambda note: note[1] if BUILT[note[2]].exists() else "", markdown)
@@ -100,7 +100,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def rewrite(link: re.Match[str]) -> str:
         target = (here / link[2]).resolve()
         if not target.is_relative_to(ROOT):
-            return link[0]  # mkdocs says what is wrong with it
+            return link[0]  # mkdocs reports what is wrong
         source = target.relative_to(ROOT).as_posix()
         place = OUTSIDE.get(source, source.removeprefix("docs/"))
         return link[1] + posixpath.relpath(place, folder or ".")
@@ -113,7 +113,7 @@ def _equation(source: str, *_: Any, **__: Any) -> str:
 
 
 class Examples(Extension):
-    """`>>>` begins Python that ends at an empty line, and no quotation."""
+    """Treat `>>>` as the beginning of Python code up to an empty line, not as a quotation."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         # Between the normalisation of white space (30) and the fences (25).

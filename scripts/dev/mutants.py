@@ -1,15 +1,15 @@
-"""Change one thing at a time in the modules that compute advantages: does a test notice?
+"""Check that a test fails when one thing changes in the modules that compute advantages.
 
     python scripts/dev/mutants.py                       # every module, 30 mutants each
     python scripts/dev/mutants.py trainer -n 100 --fast # one module, no tests that start Ray
 
-A mutant is a copy of the package with one expression or statement changed. It survives when all
-tests of its module pass on it; those that start Ray are asked only about what the others let
-pass. Status 1 when a mutant survives that equivalent_mutants.yaml, beside this script, does not
-explain, or when that file names one that the code no longer has.
+A mutant is a copy of the package with one changed expression or statement. It survives when all
+tests of its module pass. Tests that start Ray run only on mutants that survive the other tests. The
+exit status is 1 when a mutant survives that equivalent_mutants.yaml (next to this script) does not
+explain, or when that file names a mutant that the code no longer has.
 
-Each mutant costs a start of pytest. Which ones are chosen depends on their text alone: a change
-elsewhere leaves them be.
+Each mutant needs a start of pytest. The choice of mutants depends only on their text, so a change
+elsewhere does not affect it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gdpo_verl"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 OPTIONS = ("-p", "no:cacheprovider", "--hypothesis-seed=0")
-JOBS, LIMIT = 2, 600  # seconds; a mutant fails beyond
+JOBS, LIMIT = 2, 600  # seconds, after which a mutant counts as failed
 
 # The tests of each module (or package), test_NAME.py below tests/: those without Ray, and those
-# with it.
+# with Ray.
 TESTS: dict[str, tuple[str, str]] = {
     "advantage": ("advantage* diagnostics* conformance* variants* config", ""),
     "aggregation": ("step diagnostics*", "seam*"),
@@ -67,14 +67,14 @@ PAIRS = [
 SWAPPED: dict[type, type] = dict(PAIRS) | {second: first for first, second in PAIRS}
 RENAMED = {"any": "all", "all": "any", "min": "max", "max": "min", "amin": "amax", "amax": "amin"}
 RENAMED |= {"raw": "rewards", "rewards": "raw"}  # before and after conditions
-# What a mutant of it would change is read by people (errors, types), or is no code, or is about
-# what cannot happen (assertions, zip(strict=True)).
+# Mutants of these would change texts for people (errors, types), or are not code, or concern what
+# cannot happen (assertions, zip(strict=True)).
 SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.arg, ast.Assert)
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "ctx"}
 
 
 class Mutant(NamedTuple):
-    """One change: in the file, the line `before` became `after`."""
+    """One change: the line `before` of the file became `after`."""
 
     file: str
     before: str
@@ -91,7 +91,7 @@ class Mutant(NamedTuple):
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST | None]:
-    """The wrong versions of one node; None deletes a statement."""
+    """Return the wrong versions of one node; None deletes a statement."""
     match node:
         case ast.Compare(left, [operator, *rest], values) if type(operator) in SWAPPED:
             yield ast.Compare(left, [SWAPPED[type(operator)](), *rest], values)
@@ -128,11 +128,11 @@ def replacements(node: ast.AST) -> Iterator[ast.AST | None]:
 
 
 def sites(node: ast.AST) -> Iterator[tuple[Any, Any, ast.AST]]:
-    """Each node with its place: a list and an index, or a node's fields and a name of them."""
+    """Yield each node with its place: a list and an index, or a node's fields and a name."""
     for field, value in ast.iter_fields(node):
         if field in SKIPPED_FIELDS:
             continue
-        # A node keeps its fields as attributes: put back or replaced as in a list.
+        # A node has its fields as attributes, which are restored and replaced as in a list.
         owner: Any = vars(node)
         children: Iterable[tuple[Any, Any]] = [(field, value)]
         if isinstance(value, list):
@@ -148,16 +148,17 @@ def sites(node: ast.AST) -> Iterator[tuple[Any, Any, ast.AST]]:
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a file."""
+    """Return every mutant of a file."""
     tree = ast.parse(path.read_text())
     original = ast.unparse(tree).splitlines()
-    # All places first, since the tree changes below.
+    # Find all places first, because the tree changes below.
     for owner, place, node in list(sites(tree)):
         for replacement in replacements(node):
             owner[place] = replacement or ast.Pass()
             source = ast.unparse(tree)
             owner[place] = node
-            # Named by their text and not by their place: equivalent_mutants.yaml outlives edits.
+            # Named by their text and not by their place, so that equivalent_mutants.yaml stays
+            # valid.
             pairs = zip(original, source.splitlines(), strict=False)
             changed = next(((old, new) for old, new in pairs if old != new), None)
             if changed is not None:
@@ -167,15 +168,15 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
 
 def mutants_of_module(module: str) -> list[Mutant]:
-    """Every mutant of a module or of a package's files, in an order that looks random."""
+    """Return every mutant of a module or of a package's files, in an order that looks random."""
     files = [*PACKAGE.rglob(f"{module}.py"), *PACKAGE.rglob(f"{module}/*.py")]
     mutants = [mutant for path in files for mutant in mutants_of(path)]
-    # By a hash, so that the first 30 are spread over the files and are the same every time.
+    # Sorted by a hash: the first 30 are spread over the files, and always the same.
     return sorted(mutants, key=lambda m: hashlib.sha256(repr(m.key).encode()).digest())
 
 
 def tests_pass(mutant: Mutant | None, tests: str, marker: str) -> bool:
-    """Run these tests on a copy of the package with this change; true when they pass."""
+    """Run these tests on a copy of the package with this change; return whether they pass."""
     found = [sorted((ROOT / "tests").rglob(f"test_{name}.py")) for name in tests.split()]
     if not all(found):  # renamed; pytest without a file would run them all
         sys.exit(
@@ -184,7 +185,7 @@ def tests_pass(mutant: Mutant | None, tests: str, marker: str) -> bool:
     files = [str(file.relative_to(ROOT)) for file in chain(*found)]
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
         copy = Path(directory)
-        # Links but for the package: a mutant changes nothing else, and a copy takes long.
+        # Links, except for the package: a mutant changes nothing else, and a copy takes long.
         for name in ("recipes", "tests", "scripts", "docs", "pyproject.toml"):
             (copy / name).symlink_to(ROOT / name)
         shutil.copytree(PACKAGE, copy / "gdpo_verl", ignore=shutil.ignore_patterns("__pycache__"))
@@ -203,7 +204,7 @@ def tests_pass(mutant: Mutant | None, tests: str, marker: str) -> bool:
             output, _ = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
             output = "no end"
-        # Also after its end: a test's Ray or sandbox may outlive it.
+        # Also after its end, because Ray or a sandbox of a test may still run.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -213,7 +214,7 @@ def tests_pass(mutant: Mutant | None, tests: str, marker: str) -> bool:
 
 
 def survivors_of(module: str, mutants: Sequence[Mutant], fast_only: bool) -> list[Mutant]:
-    """The mutants that no test of the module notices."""
+    """Return the mutants on which no test of the module fails."""
 
     def left(mutants: Sequence[Mutant], tests: str, marker: str, jobs: int) -> list[Mutant]:
         if not tests or not mutants:
@@ -231,8 +232,10 @@ def survivors_of(module: str, mutants: Sequence[Mutant], fast_only: bool) -> lis
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("modules", nargs="*", default=list(TESTS), metavar="MODULE")
-    parser.add_argument("-n", type=int, default=30, help="mutants a module")
-    parser.add_argument("--fast", action="store_true", help="no tests that start Ray")
+    parser.add_argument(
+        "-n", type=int, default=30, help="the number of mutants per module (default: %(default)s)"
+    )
+    parser.add_argument("--fast", action="store_true", help="do not run tests that start Ray")
     options = parser.parse_args()
     reasons = yaml.safe_load(EQUIVALENT.read_text()) or {}
     explained = {tuple(change) for changes in reasons.values() for change in changes}
@@ -249,7 +252,7 @@ def main() -> int:
         print(table[-1], *unexplained, sep="\n", flush=True)
         status |= bool(unexplained)
     for key in explained - {m.key for module in TESTS for m in mutants_of_module(module)}:
-        print(f"{EQUIVALENT.name} names what the code does not have: {key}")
+        print(f"{EQUIVALENT.name} names a mutant that the code does not have: {key}")
         status = 1
     print(*table, sep="\n")
     return status

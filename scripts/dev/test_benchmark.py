@@ -1,4 +1,4 @@
-"""Counts of the benchmark, where a wrong figure would not be seen."""
+"""Figures of the benchmark that would not be noticed if they were wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other implementations' rows of the page of conformance."""
+"""The rows of other implementations on the page about conformance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_pages_row_is_what_the_implementation_gives(name, tmp_path):
         (wheel,) = tmp_path.glob("*.whl")
     row = conformance.table_row(name, wheel)
     cancelling = 2 + list(conformance.COLUMNS).index("cancelling")
-    # Of float32 nothing is left there where the processor rounds square roots correctly.
+    # The float32 error is 0 there if the processor rounds square roots correctly.
     if name.startswith("ms-swift") and row[cancelling] == "✔":
         row[cancelling] = "0.792 for 0"
     assert f"\n| {' | '.join(row)} |\n" in PAGE

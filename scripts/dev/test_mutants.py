@@ -1,4 +1,4 @@
-"""The mutation run: which mutants there are, how they are judged, and when it fails."""
+"""The script for mutants: which mutants exist, how they are judged, and when it fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHANGES = {
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script on a package of one small module, in which no test notices anything."""
+    """Run the script on a package with one small module, whose tests never fail."""
     for name in ("gdpo_verl", "tests"):
         (tmp_path / name).mkdir()
     (tmp_path / "gdpo_verl/small.py").write_text(SOURCE)
@@ -81,7 +81,7 @@ def test_the_tests_of_a_module_are_asked_about_each_mutant(script, capsys):
     test = "from gdpo_verl.small import f\n\ndef test_small():\n    assert f(2) == "
     (script.ROOT / "tests/test_small.py").write_text(f"{test}4\n")
     assert script.main() == 1
-    # Of the six mutants two are killed: nothing that is below 1 is looked at.
+    # Two of the six mutants are killed, because no value below 1 is tested.
     assert capsys.readouterr().out.splitlines()[-1].split() == ["small", "6", "2", "0", "4"]
     (script.ROOT / "tests/test_small.py").write_text(f"{test}5\n")
     with pytest.raises(SystemExit, match="fail without a mutant"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Try gdpo-verl with another verl, without a GPU: what of it does not fit, the fast tests of the seam,
-# and a real training of two steps.
+# Try gdpo-verl with another verl, without a GPU: check the contract, run the fast tests of the trainer
+# hooks, and make a real training run of two steps.
 #
 #   scripts/dev/try_verl.sh DIRECTORY                                    a checkout of verl
 #   scripts/dev/try_verl.sh git+https://github.com/verl-project/verl     its main

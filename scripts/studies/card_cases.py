@@ -1,4 +1,4 @@
-"""Count the cases: verdicts that each recipe's reward promises, and those on a judge's words."""
+"""Count the cases: what each recipe's reward must return, and how a judge's words are parsed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAID, PARTLY, REFUSED, UNSCORED = "in full", "in part", "nothing", "not scored"
 
 
 def paid(expected: dict[str, Any], components: Iterable[Component]) -> str:
-    """The share that is expected of the components that a case names."""
+    """Return the expected share of the components that a case names."""
     named = {each: expected[each.name] for each in components if each.name in expected}
     scored = {each: value for each, value in named.items() if value is not None}
     if not scored:
@@ -28,7 +28,7 @@ def paid(expected: dict[str, Any], components: Iterable[Component]) -> str:
 
 
 def groups(cases: Iterable[dict[str, Any]]) -> str:
-    """The subjects of the cases, most frequent first: each is `why` up to its colon."""
+    """List the subjects of the cases, most frequent first; a subject is `why` up to its colon."""
     counts = Counter(case["why"].partition(": ")[0] for case in cases)
     large = [f"{why} ({count})" for why, count in counts.most_common() if count > 2]
     others = sum(count for count in counts.values() if count <= 2)
@@ -36,7 +36,7 @@ def groups(cases: Iterable[dict[str, Any]]) -> str:
 
 
 def cases_text() -> str:
-    """The table of what each recipe's cases are paid, and the subjects of all cases."""
+    """Write the table of the rewards of each recipe's cases, and the subjects of all cases."""
     columns = (PAID, PARTLY, REFUSED, UNSCORED)
     rows = []
     about = []

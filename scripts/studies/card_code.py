@@ -1,4 +1,4 @@
-"""The card of code: HumanEval's solutions, ways to write them, and attacks."""
+"""Reward accuracy of code: HumanEval's solutions, ways to write them, and attacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ATTACKS = {
 
 
 class Problem(NamedTuple):
-    """A function that HumanEval asks for, and its test as the reward takes it."""
+    """A function that HumanEval asks for, and its test in the format of the reward."""
 
     name: str
     solution: str
@@ -64,7 +64,8 @@ def make_card(args: argparse.Namespace) -> Card:
         truth = json.dumps({key: row[key] for key in ("prompt", "entry_point", "test")})
         problems.append(Problem(row["entry_point"], solution, bare, truth))
 
-    # Of most forms every eighth problem: each answer starts a process, and a form fails anywhere.
+    # Most layouts use every eighth problem: each response starts a process, and a faulty layout
+    # always fails.
     def count(right: bool, name: str, form: str, few: list[Problem] = problems[::8]) -> None:
         card.count(right, name, (Answer(form.format(p), p.truth) for p in few))
 

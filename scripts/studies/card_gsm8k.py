@@ -1,4 +1,4 @@
-"""The card of GSM8K: worked solutions, spellings of numbers, and models' answers."""
+"""Reward accuracy of GSM8K: worked solutions, spellings of numbers, and models' responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_card(args: argparse.Namespace) -> Card:
         return gsm8k.compute_score("", answer.text, answer.truth, **settings)["correctness"] == 1
 
     def verls(answer: Answer) -> bool:
-        # verl's rule looks for a number behind ####, which our form does not have.
+        # verl's rule looks for a number after ####, which our format does not have.
         _, found, behind = answer.text.rpartition("<answer>")
         number = f"\n{gsm8k.HASHES} {behind.partition('</answer>')[0].strip()}" if found else ""
         truth = gsm8k.parse_ground_truth(answer.truth)
@@ -65,7 +65,8 @@ def make_card(args: argparse.Namespace) -> Card:
     echoes = []
     for row, (answer, number) in zip(rows, known, strict=True):
         found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", row["question"])
-        # An answer that repeats a number of the question is right only by chance: it is left out.
+        # A response that repeats a number of the question is right only by chance, so it is left
+        # out.
         if found and gsm8k.parse_ground_truth(found[-1]) != number:
             echoes.append((found[-1], answer))
     count(False, "the question's last number", echoes)
@@ -79,7 +80,8 @@ def make_card(args: argparse.Namespace) -> Card:
         truth = row["ground_truth"].rpartition("A: ")[2]
         for found in row.values():
             if isinstance(found, dict):
-                # Without the calculator's annotations, <<2*3=6>>, which no model writes today.
+                # Without the annotations of the calculator, <<2*3=6>>, which models do not write
+                # today.
                 text = re.sub(r"<<.*?>>", "", found["solution"])
                 real.append((formed(text, truth, "\nA: "), found["is_correct"]))
     card.count_real("real answers", real)
@@ -92,7 +94,7 @@ def make_card(args: argparse.Namespace) -> Card:
 
 
 def formed(text: str, truth: str, mark: str = gsm8k.HASHES) -> Answer:
-    """A worked answer with its number behind a mark, or a number alone, in the form asked for."""
+    """Write a worked answer with its number after a mark, or only a number, in the right format."""
     why, _, number = text.rpartition(mark)
     form = f"<think>{why.strip() or 'So.'}</think>\n<answer>{number.strip()}</answer>"
     return Answer(form, truth)

@@ -1,4 +1,4 @@
-"""The card of mathematics: worked solutions, spellings of formulas, and models' answers."""
+"""Reward accuracy of mathematics: worked solutions, spellings of formulas, and responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gdpo_verl.rewards import math_length
 
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\$(.+?)\$", re.DOTALL)
 PATIENCE = 20
-"""Seconds for a verdict, on a machine that may be busy."""
+"""Seconds for a result, on a machine that may be busy."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?|-?\\frac\{\d+\}\{\d+\}")
 NO_TERM = re.compile(r"[=<>,$%]|\\(?:text|in|begin|cup|pm|math|mbox|infty|overline)|[\[\]]|\\\{")
 # A ground truth as other people write it; None where it cannot be written so.
@@ -41,7 +41,7 @@ DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 def with_another_number(truth: str) -> str | None:
-    """The ground truth with the last digit of its last number one higher, 0 for 9."""
+    """Raise the last digit of the last number in a ground truth by one; 9 becomes 0."""
     numbers = list(DIGITS.finditer(truth))
     if not numbers:
         return None
@@ -50,12 +50,12 @@ def with_another_number(truth: str) -> str | None:
 
 
 def fragment(truth: str) -> str | None:
-    """The first of several numbers."""
+    """Return the first of several numbers."""
     numbers = DIGITS.findall(truth)
     return numbers[0] if len(numbers) > 1 else None
 
 
-# What is wrong beside a ground truth; None where it cannot be made.
+# Wrong versions of a ground truth; None where there is no such version.
 CHANGES: dict[str, Callable[[str], str | None]] = {
     "the last number changed": with_another_number,
     "the first of several numbers": fragment,
@@ -65,7 +65,7 @@ CHANGES: dict[str, Callable[[str], str | None]] = {
 def make_card(args: argparse.Namespace) -> Card:
     from verl.utils.reward_score import math_dapo, math_reward, math_verify
 
-    # Strict and lenient ask math-verify the same.
+    # The strict and the lenient rule ask math-verify the same question.
     math_length._compare = cache(math_length._compare)
     spawn = multiprocessing.get_context("spawn")
     math_verify._pool = ProcessPoolExecutor(4, spawn, initializer=count_processor_time)
@@ -112,7 +112,7 @@ def make_card(args: argparse.Namespace) -> Card:
 
 
 def count_processor_time() -> None:
-    """Have math-verify's own alarm, in a process of verl's, count processor time."""
+    """Let math-verify's own alarm, in a process of verl, count processor time."""
     signal.SIGALRM = signal.SIGPROF  # type: ignore[misc]
     signal.alarm = lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds)  # type: ignore
 
@@ -152,7 +152,7 @@ def can_be_right(truth: str) -> bool:
 
 
 def echoes(answers: list[Answer]) -> Iterator[Answer]:
-    """The question's last formula in a box, where it is another than the answer."""
+    """Return the last formula of the question in a box, if it differs from the answer."""
 
     def plain(latex: str) -> str:
         return re.sub(r"\s|\\left|\\right|(?<=\\)[dt](?=frac)|[.,]$", "", latex)

@@ -1,4 +1,4 @@
-"""The card of tool calling: dialogues, questions and models' answers."""
+"""Reward accuracy of tool calling: dialogues, questions and models' responses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gdpo_verl.rewards.tool_text import read
 
 Calls = list[dict[str, Any]]
 THOUGHT = "<think>The user needs it.</think>"
-# What wrote the published answers, and its folder there.
+# The models that wrote the published responses, and their folders.
 MODELS = {
     "Hermes 2 Pro (Llama 3 8B)": "NousResearch_Hermes-2-Pro-Llama-3-8B",
     "Hermes 2 Pro (Mistral 7B)": "NousResearch_Hermes-2-Pro-Mistral-7B",
 }
-# A category, and its name in the files of answers.
+# A category, and its name in the files of responses.
 CATEGORIES = {
     "simple_python": "simple",
     "multiple": "multiple_function",
@@ -33,7 +33,7 @@ CATEGORIES = {
 
 
 def lines(calls: Calls, parameters: str = "parameters") -> str:
-    """A JSON object for each call, the parameters under a key of one's choice."""
+    """Write a JSON object for each call, with the parameters under the given key."""
     return "\n".join(
         json.dumps({"name": call["name"], parameters: call["parameters"]}, ensure_ascii=False)
         for call in calls
@@ -85,7 +85,7 @@ def make_card(args: argparse.Namespace) -> Card:
 
     def verls(answer: Answer) -> bool:
         given = [[{"content": answer.text.strip()}]], [answer.truth], 0, 3.0, -3.0, False
-        # It raises on much that it cannot read, which pays nothing.
+        # It raises on much that it cannot parse, which gives no reward.
         try:
             return float(rlla.customize_correctness_reward_tool(*given)[0]) == HIGHEST
         except Exception:
@@ -102,7 +102,7 @@ def make_card(args: argparse.Namespace) -> Card:
     card = Card("Tool calling", rules)
     for path in args.toolrl:
         rows = [row["output"] for row in json.loads(path.read_text(encoding="utf-8"))]
-        # Rows without calls have nothing to be changed below.
+        # Rows without calls have nothing to change below.
         known = [(row, found) for row in rows if (found := parse_ground_truth(row).calls)]
         card.count(True, "ToolRL: its own answers", [Answer(row, row) for row, _ in known])
         count_calls(card, "ToolRL", [found for _, found in known])
@@ -123,7 +123,7 @@ def count_calls(card: Card, name: str, rows: list[Calls]) -> None:
     wrong = {"another row's calls": shifted(rows)}
     wrong |= {attack: list(map(spoil, rows)) for attack, spoil in SPOILT.items()}
     for attack, made in wrong.items():
-        # An attack that leaves a row as it is, is none.
+        # A change that leaves a row as it is, is not an attack.
         pairs = zip(made, rows, strict=True)
         changed = (written(calls, row) for calls, row in pairs if lines(calls) != lines(row))
         card.count(False, f"{name}: {attack}", changed)
@@ -139,7 +139,7 @@ def written(calls: Calls, truth: Calls) -> Answer:
 
 
 def as_calls(accepted: Calls) -> Calls:
-    """The first possible answer to a question of BFCL."""
+    """Return the first possible answer to a question of BFCL."""
     pairs = bfcl.first_answer(accepted)
     return [{"name": name, "parameters": parameters} for name, parameters in pairs]
 
@@ -162,7 +162,7 @@ def leaderboard_answers(results: Path, folder: str) -> Iterator[Answer]:
 
 
 def nearest(accepted: Calls, made: Calls) -> Iterator[dict[str, Any]]:
-    """The accepted calls, with the values of the calls that were made in front."""
+    """Return the accepted calls, with the values of the calls that were made first."""
     left = list(made)
     for call in accepted:
         ((name, given),) = call.items()

@@ -1,12 +1,12 @@
-"""Count what the rewards pay and refuse of answers known to be right or wrong.
+"""Count how often the rewards accept right responses and reject wrong ones (reward accuracy).
 
     python scripts/studies/cards.py                    # the tables of the committed counts
-    python scripts/studies/cards.py --rewards code     # count a reward anew
+    python scripts/studies/cards.py --rewards code     # count a reward again
     python scripts/studies/cards.py --rewards math_length --math FILE --college-math FILE
 
-The counts go to docs/evidence/reward_cards.csv, of which the tables of docs/reward_accuracy.md are
-made. A reward that is counted anew, by card_<reward>.py, loses the rows of every corpus that is
-not given. The recipes' cases (card_cases.py) are counted every time.
+The counts go to docs/evidence/reward_cards.csv, from which the tables of docs/reward_accuracy.md
+are made. If card_<reward>.py counts a reward again, the rows of every corpus that is not given are
+lost. The cases of the recipes (card_cases.py) are counted every time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """An answer, what it is judged by, and the question, empty where no rule looks at it."""
+    """A response, its ground truth, and the question, which is empty where no rule reads it."""
 
     text: str
     truth: str
@@ -50,7 +50,7 @@ class Card:
     """The counts of one reward: a row for each kind of answers and each rule that judges them.
 
     Attributes:
-      rules: each rule's name, and whether it pays an answer in full.
+      rules: the name of each rule, and a function that says whether a response gets full reward.
     """
 
     def __init__(self, title: str, rules: dict[str, Callable[[Answer], bool]]) -> None:
@@ -60,38 +60,38 @@ class Card:
     def count(
         self, right: bool, name: str, answers: Iterable[Answer], rules: int | None = None
     ) -> None:
-        """Count the right answers that the first rules refuse, or the wrong ones that they pay."""
+        """Count right responses that the first rules reject, or wrong ones that they reward."""
         judged = list(answers)
-        if not judged:  # a corpus that is not given has no row that says 0 of 0
+        if not judged:  # a corpus that is not given has no row, instead of 0 of 0
             return
         counted = REFUSED if right else PAID
-        with ThreadPoolExecutor(4) as threads:  # of rules that ask other processes
+        with ThreadPoolExecutor(4) as threads:  # for rules that use other processes
             for rule, pays in list(self.rules.items())[:rules]:
                 faults = sum(paid != right for paid in threads.map(pays, judged))
                 row = {"reward": self.title, "counted": counted, "answers": name}
                 self.rows.append(row | {"of": len(judged), "rule": rule, FAULTS: faults})
 
     def count_real(self, name: str, judged: Iterable[tuple[Answer, bool]]) -> None:
-        """Count models' answers, each with whether its publishers call it right."""
+        """Count models' responses, which their publishers have marked as right or wrong."""
         pairs = list(judged)
         self.count(True, f"{name}, called right there", (a for a, right in pairs if right))
         self.count(False, f"{name}, called wrong there", (a for a, right in pairs if not right))
 
 
 def shifted(values: Sequence[Any]) -> list[Any]:
-    """Another row's value for each row."""
+    """Return for each row the value of another row."""
     return [values[(i + 7) % len(values)] for i in range(len(values))]
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """The kinds of answers that a reward's first rule, the default, judges the other way."""
+    """Describe the kinds of responses that the first rule, the default, judges wrongly."""
     parts = []
     for counted in (REFUSED, PAID):
         kinds: dict[str, list[Row]] = {}
         for row in rows:
             if row["counted"] == counted:
                 kinds.setdefault(row["answers"], []).append(row)
-        # A kind without a fault of the default is in the data; the page counts it only.
+        # Kinds without a fault of the default are in the data; the page only counts them.
         faults = [found for found in kinds.values() if int(found[0][FAULTS])]
         of = sum(int(found[0]["of"]) for found in kinds.values())
         text = f"**{counted.capitalize()}**: {len(faults)} of {len(kinds)} kinds"
@@ -101,7 +101,7 @@ def tables(rows: Sequence[Row]) -> str:
             cells = []
             for found in faults:
                 counts = {row["rule"]: f"{int(row[FAULTS]):,}" for row in found}
-                own = (counts.get(rule, "–") for rule in rules)  # –: it was not asked (`count`)
+                own = (counts.get(rule, "–") for rule in rules)  # –: it was not used (`count`)
                 cells.append([found[0]["answers"], f"{int(found[0]['of']):,}", *own])
             parts.append(markdown_table([counted, "of", *rules], cells))
     return "\n\n".join(parts)
@@ -110,7 +110,12 @@ def tables(rows: Sequence[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rewards", nargs="*", choices=REWARDS, default=[])
-    parser.add_argument("--math-rows", type=int, default=100, help="of each corpus")
+    parser.add_argument(
+        "--math-rows",
+        type=int,
+        default=100,
+        help="rows of each corpus of mathematics (default: %(default)s)",
+    )
     for name, about in FILES.items():
         parser.add_argument(
             f"--{name}", nargs="*", type=Path, default=[], metavar="FILE", help=about
@@ -119,7 +124,7 @@ def main() -> None:
     data = ROOT / "docs/evidence/reward_cards.csv"
     rows: list[Row] = list(read_rows(data))
     for name in args.rewards:
-        # Only now: each needs packages of its corpus that another card does without.
+        # Imported only now, because each module needs packages that the others do not need.
         card: Card = importlib.import_module(f"card_{name}").make_card(args)
         rows = [row for row in rows if row["reward"] != card.title] + card.rows
     write_rows(data, sorted(rows, key=lambda row: row["reward"]))

@@ -2,7 +2,7 @@
 
     python scripts/studies/evidence.py
 
-The same runs give the same pages to the byte; nothing is trained.
+The same runs give exactly the same pages; nothing is trained.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ GROUP = 8
 
 
 def series(run: Run, metric: str) -> list[float]:
-    """A metric at each step that has it."""
+    """Return a metric at each step that has it."""
     return [step[metric] for step in run if metric in step]
 
 
 def unit(run: Run) -> float:
-    """The factor by which the arm's reward function multiplies correctness."""
+    """Return the factor by which the arm's reward function multiplies correctness."""
     # Fixed weights and the variants of question 3 have no factor in their name: it was 10.
     return UNITS.get(f"times_{run[0]['arm'].rpartition('-')[2]}", 10.0)
 
 
 def mean(metric: str) -> Callable[[Run], float]:
-    """The mean over a run's steps."""
+    """Return the mean over the steps of a run."""
     return lambda run: fmean(series(run, metric))
 
 
 def at_the_end(*metrics: str) -> Callable[[Run], float]:
-    """The mean of metrics over a run's last five steps, each over the steps that have it."""
+    """Return the mean of metrics over the last five steps of a run that have them."""
 
     def value(run: Run) -> float:
         found = [series(run[-5:], metric) for metric in metrics]
@@ -88,25 +88,25 @@ def at_the_end(*metrics: str) -> Callable[[Run], float]:
 
 
 def first_value(metric: str) -> Callable[[Run], float]:
-    """The first of a run's values; of the held-out prompts, before training."""
+    """Return the first value of a run; for held-out prompts, the one before training."""
     return lambda run: series(run, metric)[0]
 
 
 def last_value(metric: str) -> Callable[[Run], float]:
-    """The last of a run's values; of the held-out prompts, after training."""
+    """Return the last value of a run; for held-out prompts, the one after training."""
     return lambda run: series(run, metric)[-1]
 
 
 def per_unit(value: Callable[[Run], float]) -> Callable[[Run], float]:
-    """An endpoint of correctness divided by the factor, so that arms can be compared."""
+    """Divide an endpoint of correctness by the factor, so that arms can be compared."""
     return lambda run: value(run) / unit(run)
 
 
 def correctness_part(run: Run) -> float:
-    """Correctness's part of GDPO's terms, or of the rewards' deviations in GRPO's sum."""
+    """Return the share of correctness in GDPO's terms, or in the deviations of GRPO's sum."""
     if run[0]["arm"].startswith("gdpo"):
         return fmean(series(run, "gdpo/correctness/advantage_share"))
-    # GRPO logs no shares. In a sum, a reward weighs as much as it varies.
+    # GRPO logs no shares. In a sum, the spread of a reward is its weight.
     names = ("format", "correctness", "integer")
     parts = {c: fmean(found) for c in names if (found := series(run, f"rewards/{c}/std"))}
     parts["correctness"] *= WEIGHTS.get(run[0]["arm"], 1.0)
@@ -191,7 +191,7 @@ PAIRS = {
 
 
 def read(name: str, folder: Path = EVIDENCE) -> Runs:
-    """The kept runs of an experiment: of each a line with a list for each metric."""
+    """Read the stored runs of an experiment: one line per run with a list for each metric."""
     runs: dict[str, dict[int, Run]] = {}
     archive = folder / f"{name}.jsonl.gz"
     if archive.exists():
@@ -202,7 +202,7 @@ def read(name: str, folder: Path = EVIDENCE) -> Runs:
 
 
 def steps_of(run: Mapping[str, Any]) -> Run:
-    """Each step of a kept run with the metrics that it has."""
+    """Return each step of a stored run with its metrics."""
     steps = []
     for i, step in enumerate(run["steps"]):
         found = {key: values[i] for key, values in run["metrics"].items() if values[i] is not None}
@@ -211,7 +211,7 @@ def steps_of(run: Mapping[str, Any]) -> Run:
 
 
 def measure(name: str, runs: Runs) -> Values:
-    """Every endpoint of every run."""
+    """Compute every endpoint of every run."""
     return {
         endpoint: {
             arm: {seed: value(run) for seed, run in seeds.items()} for arm, seeds in runs.items()
@@ -221,8 +221,8 @@ def measure(name: str, runs: Runs) -> Values:
 
 
 def around(first: Mapping[int, float], second: Mapping[int, float], digits: int = 3) -> str:
-    """First minus second, paired by seed: the mean and its 95 % interval by Student's t."""
-    # Both arms of a seed saw the same prompts in the same order: that part of the noise cancels.
+    """Return first minus second, paired by seed: the mean and its 95 % interval (Student's t)."""
+    # Both arms of a seed saw the same prompts in the same order, so that part of the noise cancels.
     differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
     if len(differences) < 2:
         return "–"
@@ -236,12 +236,12 @@ def minus_signs(text: str) -> str:
 
 
 def spread(values: Collection[float]) -> str:
-    """Mean, lowest and highest."""
+    """Write mean, lowest and highest value."""
     return minus_signs(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
 
 
 def tables(name: str, runs: Runs) -> str:
-    """The arms of an experiment, and their paired differences."""
+    """Write the arms of an experiment, and their paired differences."""
     if name == "results":  # gdpo-verl report makes its tables
         return f"{len(runs)} arms: {', '.join(runs)}"
     if name == "q3":
@@ -259,7 +259,7 @@ def tables(name: str, runs: Runs) -> str:
         for arm, seeds in runs.items()
     ]
     compared = {name: v for name, v in found.items() if name not in EXPLAINING}
-    # Also of an experiment that goes on, by `experiment.py --table`: what is not there is left out.
+    # Also for an unfinished experiment, with `experiment.py --table`: missing runs are left out.
     gaps = [
         [f"{NAMES[a]} − {NAMES[b]}", *(around(v[a], v[b]) for v in compared.values())]
         for a, b in PAIRS[name]
@@ -270,7 +270,7 @@ def tables(name: str, runs: Runs) -> str:
 
 
 def variants(runs: Runs) -> str:
-    """The table of question 3: a row a variant, its two tasks side by side."""
+    """Write the table of question 3: one row per variant, with its two tasks side by side."""
     rows: dict[str, list[str]] = {}
     # An arm is named VARIANT-units or VARIANT-length; both parts of a row come in this order.
     for place in ("units", "length"):
@@ -284,7 +284,7 @@ def variants(runs: Runs) -> str:
 
 
 def first_steps(runs: Runs, arm: str) -> dict[int, float]:
-    """The first step of each seed in which half of the responses have the format; else infinite."""
+    """Find each seed's first step in which half of the responses have the format; else infinity."""
     return {
         seed: min((step["step"] for step in run if step["rewards/format/mean"] >= 0.5), default=inf)
         for seed, run in runs.get(arm, {}).items()
@@ -292,7 +292,7 @@ def first_steps(runs: Runs, arm: str) -> dict[int, float]:
 
 
 def starts(runs: Runs) -> str:
-    """The table of the rare reward: how many seeds learn it, and at which step."""
+    """Write the table of the rare reward: how many seeds learn it, and at which step."""
     before = json.loads((EVIDENCE / "rare_before.json").read_text(encoding="utf-8"))
     answers = before["answers"]
     rows = []
@@ -306,7 +306,7 @@ def starts(runs: Runs) -> str:
 
 
 def start(steps: Collection[float]) -> str:
-    """How many seeds learn the format, and at which step: mean, lowest and highest."""
+    """Write how many seeds learn the format, and at which step: mean, lowest and highest."""
     started = [step for step in steps if step < inf]
     text = f"{len(started)} of {len(steps)}"
     if not started:
@@ -337,7 +337,7 @@ def starts_compared(runs: Runs) -> str:
 
 
 def tens(runs: Runs) -> str:
-    """The table of the one check with a pretrained model: means of ten steps each."""
+    """Write the table of the check with a pretrained model: means of ten steps each."""
     rows = []
     for arm, seeds in runs.items():
         (run,) = seeds.values()
@@ -349,7 +349,7 @@ def tens(runs: Runs) -> str:
 
 
 def fisher(first: int, second: int, size: int) -> float:
-    """Fisher's exact test, two-sided: this many of `size` started in either cell.
+    """Compute Fisher's exact test, two-sided: this many of `size` seeds learned in either cell.
 
     >>> round(fisher(8, 3, 8), 4)
     0.0256
@@ -363,7 +363,7 @@ def fisher(first: int, second: int, size: int) -> float:
 
 
 def draw_units(axes: Sequence[Any], runs: Runs) -> None:
-    """Format and correctness by the scale, and the fixed weights at × 10."""
+    """Draw format and correctness per scale, and the fixed weights at × 10."""
     found = measure("q1", runs)
     colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
     places = [*UNITS.values()]
@@ -374,7 +374,7 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
             axis.plot(places, [fmean(p) for p in points], color=color, label=FAMILIES[family])
             for x, values in zip(places, points, strict=True):
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
-        # To the right of × 10, where they were trained: there the points would overlap.
+        # To the right of × 10, where they were trained, because the points would overlap there.
         for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=True):
             y = fmean(found[name][arm].values())
             axis.plot(x, y, "D", **marker)
@@ -383,16 +383,16 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
         axis.set_xticks(places, SIGNS.values())
         axis.set_xlim(0.27, 36)
         axis.minorticks_off()
-    # Without data: for the legend, which is made of lines.
+    # Without data, for the legend, which consists of lines.
     axes[0].plot([], [], "D", label="GRPO, fixed weight", **marker)
 
 
 def draw_curves(axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], *arms: str) -> None:
-    """A metric in each panel, step by step: mean and range over the seeds of these arms."""
+    """Draw a metric in each panel, per step: mean and range over the seeds of these arms."""
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS), strict=False):
             curves = zip(*(series(run, metric) for run in runs[arm].values()), strict=True)
-            # The range and not a deviation: of five seeds a reader can be shown all.
+            # The range and not a deviation, because it shows all of the five seeds.
             columns = [(fmean(c), min(c), max(c)) for c in curves]
             middle, low, high = zip(*columns, strict=True)
             steps = range(1, len(columns) + 1)
@@ -403,7 +403,7 @@ def draw_curves(axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], *arm
 
 
 def draw_length(axes: Sequence[Any], runs: Runs) -> None:
-    """The phantom gradient: correctness in training, and the responses' length."""
+    """Draw the phantom gradient: correctness in training, and the length of responses."""
     titles = {
         "rewards/correctness/mean": "correctness in training",
         "response_length/mean": "tokens",
@@ -413,7 +413,7 @@ def draw_length(axes: Sequence[Any], runs: Runs) -> None:
 
 
 def draw_relevance(axes: Sequence[Any], runs: Runs) -> None:
-    """The learned reward, and the share of texts that pass `own_words`."""
+    """Draw the learned reward, and the share of texts that pass `own_words`."""
     titles = {
         "rewards/relevance/mean": "relevance",
         "rewards/own_words/mean": "texts that pass own_words",
@@ -425,7 +425,7 @@ DRAWINGS = {"q1": draw_units, "q2": draw_length, "quiet": draw_relevance}
 
 
 def draw(name: str, runs: Runs, path: Path) -> None:
-    """Two panels as SVG, the same for the same runs."""
+    """Draw two panels as SVG, which are equal for equal runs."""
     fixed = {
         "axes.grid": True,
         "axes.grid.axis": "y",

@@ -1,11 +1,11 @@
-"""Train each arm of an experiment with each seed, and keep the metrics of each run.
+"""Train each arm of an experiment with each seed, and store the metrics of each run.
 
     python scripts/studies/experiment.py scripts/studies/pretrained.yaml    # the rest, seed by seed
 
---minutes 60 starts no run after an hour, --table prints what is done as Markdown.
+With --minutes 60 no run starts after an hour; --table prints the finished runs as Markdown.
 
-Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl.gz. Started again, it goes
-on: a run that has come to its end is not repeated. Needs scripts/setup.sh cpu data.
+Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl.gz. When the script is
+started again, it resumes: a finished run is not repeated. It needs scripts/setup.sh cpu data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KEPT = re.compile(
 
 
 def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
-    """Start the runs that are not kept until that time, all arms of a seed before the next seed."""
-    # An arm's estimator is found in experiment_rewards.py, by the training's processes as well.
+    """Start the missing runs until the given time, all arms of a seed before the next seed."""
+    # The processes of a run must also find an arm's estimator in experiment_rewards.py.
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts/studies"), "VERL_PLATFORM": "cpu"}
 
     def command(*words: str | Path) -> None:
@@ -53,11 +53,11 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                 if not (work / "data").exists():
                     command("prepare", *settings["prepare"], "--out", work / "data")
                 policy = work / "policy"
-                if isinstance(settings["policy"], str):  # one that is kept in the repository
+                if isinstance(settings["policy"], str):  # one that is stored in the repository
                     policy = ROOT / settings["policy"]
                 elif not policy.exists():
                     command("make-policy", *settings["policy"], "--out", policy)
-                # Those that tasks share are a list in the list.
+                # Settings that several tasks share are a list within the list.
                 of_task = ([o] if isinstance(o, str) else o for o in settings.get("overrides", ()))
                 overrides = [
                     *experiment["every"],
@@ -72,14 +72,15 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                     path = ROOT / experiment["rewards"]
                     overrides.append(f"reward.custom_reward_function.path='{path}'")
                 command("train", recipe, "--run", run, *overrides)
-                # Kept only now: a run that was cut off leaves no line that would count as done.
+                # Stored only now, so that an interrupted run has no line and does not count as
+                # finished.
                 line = {"arm": arm, "seed": seed, **metrics(run / "metrics.jsonl")}
                 with gzip.open(EVIDENCE / f"{name}.jsonl.gz", "at", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
 
 
 def metrics(path: Path) -> dict[str, Any]:
-    """The steps of a run, and each kept metric at each step, None where it is not there."""
+    """Read the steps of a run, and each stored metric at each step, None where it is missing."""
     steps = read_lines(path)
     names = dict.fromkeys(name for step in steps for name in step["data"] if KEPT.fullmatch(name))
     values = {name: [rounded(step["data"].get(name)) for step in steps] for name in names}
@@ -93,8 +94,15 @@ def rounded(value: float | None) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", type=Path, help="the YAML file")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run later")
-    parser.add_argument("--table", action="store_true", help="print what is done; train nothing")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no run after this time (default: no limit)",
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the finished runs and train nothing"
+    )
     options = parser.parse_args()
     name = options.experiment.stem
     experiment = yaml.safe_load(options.experiment.read_text(encoding="utf-8"))

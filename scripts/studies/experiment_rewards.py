@@ -1,4 +1,4 @@
-"""The rewards of docs/evidence.md, as a user writes them on top of those of gdpo-verl."""
+"""The rewards of docs/evidence.md, written as a user would extend those of gdpo-verl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdpo_verl.rewards import gsm8k, instructions, tool_call
 
 
 def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
-    """A reward of ours with its correctness counted in another unit."""
+    """Return one of our rewards with another scale of its correctness."""
     components = (
         replace(each, low=unit * each.low, high=unit * each.high)
         if each.name == "correctness"
@@ -36,7 +36,7 @@ def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
 
 
 UNITS = {"times_third": 1 / 3, "times_1": 1.0, "times_3": 3.0, "times_10": 10.0}
-# By name in the arms' overrides: verl finds a reward function as an attribute of its file.
+# The arms' overrides have these names, because verl finds a reward function as an attribute.
 times_third, times_1, times_3, times_10 = (
     _times(unit, tool_call.compute_score) for unit in UNITS.values()
 )
@@ -53,16 +53,16 @@ def short_sums(
     limit: int,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Correctness of a sum, and 1 minus the response's tokens over the limit."""
+    """Score the correctness of a sum, and 1 minus the response's tokens divided by the limit."""
     correctness = gsm8k.compute_score(data_source, solution_str, ground_truth)["correctness"]
-    # Whether it is right or not: that is what the question is about.
+    # Also for wrong responses, because that is the question of the study.
     length = max(0.0, 1 - extra_info["response_length"] / limit)
     return {"score": correctness + length, "correctness": correctness, "length": length}
 
 
 @declares(*instructions.compute_score.components, Component("named", 0, 80))
 def instructions_and_naming(*args: Any, **kwargs: Any) -> dict[str, float | None]:
-    """The rewards of instructions, and how often a text names its topic."""
+    """Compute the rewards of instructions, and how often a text names its topic."""
     found = instructions.compute_score(*args, **kwargs)
     topic = json.loads(kwargs["ground_truth"])["topic"]
     names = {name.rstrip("s") for name in re.findall(r"\w+", topic.lower())} - {"the"}
@@ -72,5 +72,5 @@ def instructions_and_naming(*args: Any, **kwargs: Any) -> dict[str, float | None
 
 
 def grpo_whitened(batch: Decomposition) -> Tensor:
-    """GRPO's advantages, to which GDPO's own batch step is then applied."""
+    """Compute GRPO's advantages, to which GDPO's batch step is then applied."""
     return batch.grpo

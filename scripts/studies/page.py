@@ -1,4 +1,4 @@
-"""Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page, and the files it is made of."""
+"""Write the text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` of a page, and read its data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def replace_block(page: Path, name: str, content: str) -> None:
-    """Put the content between the marks of that name; the rest of the page stays.
+    """Put the content between the marks of that name, and keep the rest of the page.
 
     Raises:
       ValueError: the page has no such marks.
@@ -29,13 +29,13 @@ def replace_block(page: Path, name: str, content: str) -> None:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text."""
+    """Write a table whose first column is text."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
 def read_lines(*paths: Path) -> list[dict[str, Any]]:
-    """The rows of files of JSON lines."""
+    """Read the rows of files of JSON lines."""
     return [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
 
 

@@ -1,11 +1,12 @@
-"""Make the policies of docs/evidence/rare.md, which hardly ever give a tool call its form.
+"""Make the policies of docs/evidence/rare.md, whose tool calls rarely have the right format.
 
     python scripts/studies/rare_policies.py                          # some minutes on one core
-    python scripts/studies/rare_policies.py --pretrained models/smollm2    # of the one check
+    python scripts/studies/rare_policies.py --pretrained models/smollm2    # for one check
 
-The toolbox's tiny policy, with demonstrations whose form is right in 3, 1 and 0.3 % of the answers,
-in runs/rare/policy-RATE, where there is none; policy.json beside each holds its shares on held-out
-prompts. docs/evidence/rare_before.json counts the answers to each prompt that have the form.
+These are the toolbox's tiny policies, with demonstrations whose format is right in 3, 1 and 0.3 %
+of the responses. They are written to runs/rare/policy-RATE unless they exist; policy.json in each
+has its shares on held-out prompts. docs/evidence/rare_before.json counts the responses to each
+prompt that have the format.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ANSWERS = 32  # to each of them
 
 
 def right_forms(folder: Path) -> list[int]:
-    """Count the answers to each of the first held-out prompts that have the form."""
+    """Count the responses with the right format to each of the first held-out prompts."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(SEED)
@@ -47,7 +48,7 @@ def right_forms(folder: Path) -> list[int]:
 
 
 def make_pretrained(base: Path) -> None:
-    """Teach a pretrained model the calls, with the form in 1 % of the demonstrations."""
+    """Teach a pretrained model the calls, with the right format in 1 % of the demonstrations."""
     settings = replace(
         Settings(**FINETUNING),
         flawed_format=1 - RATES["1"],
@@ -59,7 +60,7 @@ def make_pretrained(base: Path) -> None:
 
 
 def make_tiny() -> None:
-    """Make the policy of each rate where there is none, and count its answers' forms."""
+    """Make the missing policy of each rate, and count its responses with the right format."""
     torch.set_num_threads(Settings.threads)
     counts = {}
     for name, rate in RATES.items():
@@ -75,7 +76,11 @@ def make_tiny() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pretrained", type=Path, help="a pretrained model's folder")
+    parser.add_argument(
+        "--pretrained",
+        type=Path,
+        help="directory of a pretrained model; makes the policy for the check with it",
+    )
     options = parser.parse_args()
     TASKS[NAME] = TASK
     if options.pretrained:

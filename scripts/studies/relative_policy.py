@@ -1,9 +1,9 @@
-"""Make the policy of docs/evidence/relative.md: sums whose answers stand in a box.
+"""Make the policy of docs/evidence/relative.md: sums whose results are in a box.
 
     python scripts/studies/relative_policy.py      # some minutes on one core
 
-Half of its demonstrations think in one step and half in all of them, so that right answers differ
-in length. It is written to runs/relative/policy, where there is none.
+Half of its demonstrations think in one step and the others in all steps, so that correct responses
+differ in length. It is written to runs/relative/policy unless that exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
-LIMIT = 32  # tokens, more than any answer has
+LIMIT = 32  # tokens, more than any response has
 BOX = "\\boxed{"
 
 
@@ -42,7 +42,7 @@ def demonstrate(
 
 
 def grade(answer: str, ground_truth: str) -> tuple[bool, bool]:
-    """Whether an answer has a box, and the right one."""
+    """Return whether a response has a box, and whether the box is right."""
     length = {"response_length": 1}
     found = math_length.compute_score("", answer, ground_truth, length, limit=LIMIT)
     return BOX in answer, found["correctness"] == 1

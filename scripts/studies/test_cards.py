@@ -1,4 +1,4 @@
-"""The page of reward cards: what is counted, and that it follows from the kept counts."""
+"""The page on reward accuracy: what is counted, and that it follows from the stored counts."""
 
 from __future__ import annotations
 

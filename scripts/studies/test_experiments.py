@@ -1,4 +1,4 @@
-"""The experiments: their arms and rewards, the runner, and the page made of the kept runs."""
+"""The experiments: their arms and rewards, the runner, and the page made from the stored runs."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_committed_page_follows_from_the_committed_runs(tmp_path):
     pictures = [f"evidence/{name}.svg" for name in evidence.DRAWINGS]
     for name in ("evidence.md", *made, *pictures):
         before = (ROOT / "docs" / name).read_bytes()
-        # Another matplotlib draws the same picture with other numbers.
+        # Another version of matplotlib draws the same picture with other numbers.
         if name.endswith(".md") or f"v{matplotlib.__version__}," in before.decode():
             assert (tmp_path / name).read_bytes() == before, name
 
@@ -182,7 +182,7 @@ def steps_of(*shares: float) -> list[dict[str, Any]]:
 
 STARTS = {
     "gdpo-1": {
-        1: steps_of(0.0, 0.25, 0.5, 0.25),  # at 3, whatever comes after
+        1: steps_of(0.0, 0.25, 0.5, 0.25),  # at 3, whatever follows
         2: steps_of(0.0, 0.0, 0.0, 0.75),
         3: steps_of(0.0, 0.0, 0.0, 0.49),
     },
@@ -194,7 +194,7 @@ STARTS = {
 def test_a_seed_starts_at_the_first_step_of_which_half_the_answers_have_the_form():
     table = evidence.tables("rare", STARTS)
     assert "| 2 of 3, step 4 (3 to 4) | 0 of 1 | 2 of 2, step 2 (1 to 2) |" in table
-    # Pairs of one seed: GDPO's 3 and 4 steps to DARA's 1 and 2.
+    # Pairs of one seed: 3 and 4 steps for GDPO, 1 and 2 for DARA.
     assert "| 1 %: GDPO − GRPO | 1 and 0 of 1 | 1 | – |" in table
     assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1 | −2.0 [−2.0, −2.0] |" in table
 
@@ -208,7 +208,7 @@ def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps():
             "rewards/own_words/mean": 0.5,
             "rewards/length/mean": 0.25,
         }
-        # A kind that one step asks for, and one that none does.
+        # A kind that one step asks for, and one that no step asks for.
         last = late | {"rewards/case/mean": 0.75}
         return [early, late, late, late, late, last]
 

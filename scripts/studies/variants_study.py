@@ -1,10 +1,10 @@
-"""When does an estimator help? Tabular policies under all of them, with the same draws for each.
+"""When does an estimator help? Train tabular policies with all of them, with equal random numbers.
 
     python scripts/studies/variants_study.py          # one to two hours on two cores
-    python scripts/studies/variants_study.py --page   # the table of the committed numbers
+    python scripts/studies/variants_study.py --page   # write the table from the committed numbers
 
 The policy gradient and its notation are those of gdpo_verl.lab.explain.toy: bits, each 1 with
-probability sigmoid(x), four prompts a step. Each seed is a separate batch.
+probability sigmoid(x), four prompts per step. Each seed is a separate batch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Advantage = Callable[[Tensor, Ranges], Tensor]  # of (P, G, K): (P G,)
 
 @dataclass(frozen=True)
 class ToyTask:
-    """Bits and what they earn: a task of `toy`, with the range of each reward.
+    """Bits and their rewards: a task of `toy`, with the range of each reward.
 
     Attributes:
-      start: each bit's probability before training, or those of each prompt.
-      outcome: the first reward is an outcome that others can be gated by or conditioned on.
+      start: the probability of each bit before training, or those of each prompt.
+      outcome: whether the first reward is an outcome to which gates and conditions can refer.
     """
 
     start: tuple[Any, ...]
@@ -63,7 +63,7 @@ def noisy(bits: Tensor, draws: Tensor) -> Tensor:
 
 
 def graded(bits: Tensor, draws: Tensor) -> Tensor:
-    """A format, and a correctness from -3 to 3 that needs it; four bits decide the correctness."""
+    """Reward a format, and a correctness from -3 to 3 that needs it and follows from four bits."""
     form = bits[..., :1]
     grade = bits[..., 1:].mean(-1, keepdim=True)
     return torch.cat([form, 6 * form * grade - 3], -1)
@@ -95,7 +95,7 @@ TASKS = {
         HARD,
         (ONE, ONE),
         toy.CorrectOrShort(HARD).rewards,
-        lambda p: p.prod(2).mean(1)[:, None],  # of correctness: brevity is earned by anybody
+        lambda p: p.prod(2).mean(1)[:, None],  # of correctness, because every policy earns brevity
         outcome=True,
     ),
     **{
@@ -112,7 +112,7 @@ def group_ids(r: Tensor) -> Tensor:
 def variant(
     name: str, gate: int | None = None, conditioned: bool = False, **settings: Any
 ) -> Advantage:
-    """The advantages that the library gives, whitened over responses where it whitens."""
+    """Compute the library's advantages, whitened over responses where it whitens."""
     chosen = find_variant(name)
     # A response here has no tokens.
     whiten = "sequence" if chosen.whiten == "token" else chosen.whiten
@@ -184,7 +184,7 @@ SHOWN = (
 
 
 def train(task: ToyTask, advantage: Advantage, optimiser: str, seeds: int, steps: int) -> Tensor:
-    """The mean and the worst quality, means over the run: shape (2, seeds)."""
+    """Compute the mean and the worst quality, averaged over the run: shape (2, seeds)."""
     generator = torch.Generator().manual_seed(0)
     start = torch.tensor(task.start, dtype=torch.float64)
     logits = torch.logit(start.expand(PROMPTS, -1)).repeat(seeds, 1, 1)
@@ -195,18 +195,18 @@ def train(task: ToyTask, advantage: Advantage, optimiser: str, seeds: int, steps
         quality = task.quality(p)
         total += torch.stack([quality.mean(1), quality.amin(1)]) / steps
         bits, rewards = toy.draw(task, p, generator)
-        # Each seed is a batch: what is whitened or compared must not see the others.
+        # Each seed is a batch: whitening and comparisons must not see the other seeds.
         a = torch.stack([advantage(batch, task.ranges) for batch in rewards])
         a = a.nan_to_num(0.0).reshape(*rewards.shape[:3], 1)
-        # The gradient of the loss: an optimiser of torch descends.
+        # The gradient of the loss, because an optimiser of torch descends.
         logits.grad = -(a * (bits - p[:, :, None])).mean(2)
         optimizer.step()
     return total
 
 
 def study(case: tuple[str, str]) -> list[dict[str, Any]]:
-    """A row for each method on one task, GRPO's best weight chosen by the mean worst quality."""
-    logging.getLogger("gdpo_verl").setLevel(logging.ERROR)  # CorrGRPO warns of every 0 / 0
+    """Write a row for each method on one task; GRPO has the weight with the best worst quality."""
+    logging.getLogger("gdpo_verl").setLevel(logging.ERROR)  # CorrGRPO warns about every 0 / 0
     optimiser, name = case
     task = TASKS[name]
     methods = METHODS | (OUTCOME if task.outcome else {})
@@ -227,7 +227,7 @@ def study(case: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The worst quality over the run less GDPO's, and GDPO's itself, with Adam."""
+    """Write the worst quality over the run minus GDPO's, and GDPO's itself, with Adam."""
     adam = [row for row in rows if row["optimiser"] == "Adam"]
     worst = {(row["task"], row["method"]): float(row["worst"]) for row in adam}
 

@@ -1,4 +1,4 @@
-"""Each departure from upstream that the CPU platform makes, and that upstream still needs it."""
+"""Each patch of verl and Ray that the CPU platform makes, and that is still necessary."""
 
 from __future__ import annotations
 

@@ -142,17 +142,17 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     view = opened(browser, server.address, viewport={"width": 1200, "height": 900})
     page = view.page
     check_bars(page, "answers", twelve())
-    press(page, "correctness is worth", "ArrowRight")  # 1.5
+    press(page, "scale of correctness", "ArrowRight")  # 1.5
     press(page, "weight of correctness", "ArrowLeft")  # 0.9
-    page.get_by_text("conciseness counts only in correct answers").click()
+    page.get_by_text("conciseness counts only in correct responses").click()
     options = {"weights": (0.9, 1, 1)}
     options["conditions"] = {"conciseness": {"on": "correctness", "at_least": 1.5}}
     check_bars(page, "answers", twelve(1.5, **options))
     page.get_by_role("switch").click()
-    page.get_by_text("The twelve answers and their verdicts").click()
-    page.get_by_text("style", exact=True).nth(2).click()  # the third answer gets its style
+    page.get_by_text("The twelve responses and their rewards").click()
+    page.get_by_text("style", exact=True).nth(2).click()  # the third response gets its style
     check_bars(page, "answers", twelve(1.5, style_of_third=1.0, whiten=False, **options))
-    choose(page, "beside them", "dvao")
+    choose(page, "third estimator", "dvao")
     page.wait_for_selector("#answers .third span:text('dvao')")
     for key in examples.KEYS:
         press(page, f"weight of {key}", "Home")
@@ -167,7 +167,7 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     press(page, "seeds", "ArrowLeft", 3)  # 5
     *_, last = study.verdict_table(study.study_all(seeds=5))[1]
     page.wait_for_selector(f"#when :text('{last[2]}')")
-    press(page, "a success of the first counts", "ArrowRight")  # 30
+    press(page, "reward for a success of the first skill", "ArrowRight")  # 30
     (grpo,) = units.table([30.0], (toy.GRPO,))[1]
     page.wait_for_selector(f"#units :text('{grpo[2]}')")
     press(page, "hard prompts", "ArrowLeft", 2)  # none

@@ -231,7 +231,7 @@ def damaged(saved, tmp_path_factory):
     return made
 
 
-FOLDER = "expected no such directory, an empty one or a policy"
+FOLDER = "expected a new or empty directory or a policy, found other files"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ FOLDER = "expected no such directory, an empty one or a policy"
         ("smollm2 --out thesis", FOLDER),
         ("--from thesis", "--from: expected the directory of a model, found no config.json in"),
         ("--from none", "a tokenizer"),
-        ("--from another", "found 594 rows of embeddings and the token 594 in 'another'. Give the"),
+        ("--from another", "found 594 rows of embeddings and the token 594 in 'another'. Use the"),
         (
             "--from no_pad",
             "--from: expected a tokenizer with pad_token, found none in 'no_pad'",

@@ -300,7 +300,7 @@ def asked_with(*headers):
 
 SPLIT = "--from: expected rows of a training split, found ['test']"
 UNREADABLE = "cannot be read as"
-NOT_TRAINING = "--from: expected a parquet file of training rows, whose prompt to ask with, found"
+NOT_TRAINING = "--from: expected a parquet file of training rows, whose prompt is used, found"
 REFUSED = [
     ("toolbox --from x", {}, "--from: toolbox makes its own rows"),
     ("bfcl --validation 3", {}, "--validation: bfcl makes its own rows"),

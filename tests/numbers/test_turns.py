@@ -169,8 +169,8 @@ def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
         ({}, None, [[1, 0], None, [1]], r"token_counts: no list says how many turns row 1 has"),
         ({}, None, [[1, 0], 1.0, [1]], r"expected a list for 'calls'.* for row 1"),
         ({}, None, [[1, "0"], [1], [1]], r"a finite number, None or NaN for 'calls', found '0'"),
-        ({"gdpo": {"whiten": "sequence"}}, None, CALLS, r"gdpo\.whiten: over sequences"),
-        ({"gdpo": {"variant": "dvao"}}, None, CALLS, r"gdpo\.variant: 'dvao' looks at"),
+        ({"gdpo": {"whiten": "sequence"}}, None, CALLS, r"gdpo\.whiten: whitening over sequences"),
+        ({"gdpo": {"variant": "dvao"}}, None, CALLS, r"gdpo\.variant: 'dvao' uses"),
     ],
 )
 def test_what_cannot_be_is_refused(config: Any, tokens: Any, calls: Any, found: str) -> None:

@@ -273,7 +273,7 @@ def test_corr_grpo_says_where_correlations_cancel(caplog: pytest.LogCaptureFixtu
 def test_a_huge_advantage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         advantages(EXAMPLE * 1e4, variant="corr_grpo")
-    assert "variant corr_grpo: an advantage of size 1.49e+04" in caplog.text
+    assert "variant corr_grpo: the largest advantage is 1.49e+04" in caplog.text
 
 
 PAIRS = [row // 2 for row in range(8)]

@@ -100,8 +100,8 @@ def works_on_a_copy(d):
     [
         ("overflows", "expected finite numbers, found inf"),
         ("forgets_unscored", "expected finite numbers, found nan"),
-        ("too_many", r"expected a tensor of shape \(9,\), one number a response, found \(9, 2\)"),
-        ("no_tensor", r"one number a response, found float"),
+        ("too_many", r"expected a tensor of shape \(9,\), one number per response, found \(9, 2\)"),
+        ("no_tensor", r"one number per response, found float"),
         ("raises", "AttributeError: .*'term'"),
         ("divides", "ZeroDivisionError"),  # by the tokens of an empty response
         ("doubles_terms", r"modifies terms .*, terms\.clone\(\)"),

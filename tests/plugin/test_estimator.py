@@ -1,4 +1,4 @@
-"""The estimator as verl calls it: by trainers with our seam, and by those that have none."""
+"""The estimator as verl calls it: in trainers with our hooks, and in those without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md describes every metric that the seam emits, and no other."""
+"""docs/metrics.md describes every metric that the plug-in emits, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam driven through verl's own trainer method and a real TransferQueue."""
+"""The trainer hooks, called by verl's own trainer method on a real TransferQueue."""
 
 from __future__ import annotations
 

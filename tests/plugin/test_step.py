@@ -1,4 +1,4 @@
-"""One step through the seam: metrics, dump columns, the check of the score. No Ray."""
+"""One step through the trainer hooks: metrics, dump columns, the check of the score. No Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam around verl's trainer methods, each called with a stand-in for verl's own. No Ray."""
+"""The hooks around verl's trainer methods, each called with a stand-in for verl's own. No Ray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROW = {
 
 
 class Buffer:
-    """The attributes that the seam looks for in verl's replay buffer, which may lack them."""
+    """The attributes that the hooks look for in verl's replay buffer, which may lack them."""
 
     filter_groups_metric = "components"
 
@@ -70,7 +70,7 @@ def verls(trainer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
-    """verl's own `_compute_advantage`, as far as the seam sees it."""
+    """verl's own `_compute_advantage`, as far as the hooks see it."""
     count = len(batch.keys)
     step: Any = estimator._step.get()
     uids, ones = ["u"] * count, torch.ones(count, 1)
@@ -82,7 +82,7 @@ def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
 
 
 def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
-    """Call the seam around verl's own step on a batch whose rewards are these, or raise one."""
+    """Call the hooks around verl's own step on a batch with these rewards, or raise one."""
     keys = [f"u_{row}_0" for row in range(len(infos))]
     batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
     read = infos if isinstance(infos[0], Exception) else [list(infos)]
@@ -124,7 +124,7 @@ def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> N
 
 def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
     without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
-    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: the reward declares"):
+    with pytest.raises(ValueError, match=r"filter_groups\.metric=components: expected declared"):
         seams._init_dataloader(verls, trainer)
 
 

@@ -492,6 +492,6 @@ def test_the_example_trains_and_is_reported(tmp_path: Path, estimator: str) -> N
     assert set(run.components) == {"correctness", "integer", "format"}
     assert run.training_steps == [1, 2]
     assert ("gdpo/format/advantage_share" in run.metrics[2]) == (estimator == "gdpo")
-    assert "expected gdpo or grpo as the first word, found 'gpdo'" in (
+    assert "expected gdpo or grpo as the first argument, found 'gpdo'" in (
         run_beside_trl(example, "gpdo").stderr
     )

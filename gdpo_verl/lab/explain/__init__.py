@@ -1,13 +1,13 @@
 """The interactive page: GRPO and GDPO side by side, on examples and toy policies.
 
-notebook  the page: its widgets, and what these show
-examples  the answers and rankings it starts with, and what scores them
-calls     answers with real tool calls, scored and executed
+notebook  the page: its widgets and their results
+examples  the responses and rankings of the start, and their rewards
+calls     responses with real tool calls, scored and executed
 compare   both advantages of a group, their ties, and exact counts
 toy       policies of a few logits
-study     one of them on five tasks
-units     one of them with a reward in several units
-phantom   one of them with a length reward where all answers fail
+study     a toy policy on five tasks
+units     a toy policy with a reward in several scales
+phantom   a toy policy with a length reward where all responses fail
 charts    texts, bars and tables, from page.html.j2
 curves    SVG
 serve     the local server and the static page

@@ -1,4 +1,4 @@
-"""Seven answers with real tool calls: scored by the tool-calling reward, and executed."""
+"""Seven responses with real tool calls: scored by the tool-calling reward, and executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = "What will 1,000 euros be worth in 10 years at 3% a year, compounded mo
 
 
 def future_value(principal: float, rate: float, years: float, per_year: int) -> float:
-    """The one tool: what a deposit has grown to."""
+    """Compute what a deposit has grown to; this is the only tool."""
     return float(principal * (1 + rate / per_year) ** (per_year * years))
 
 
@@ -28,8 +28,8 @@ def _answer(arguments: str, *, thought: str = _THOUGHT, end: str = "}}") -> str:
 
 
 GROUND_TRUTH = _answer(_ARGUMENTS)
-# As asked for; without a thought; a wrong rate; two arguments too many; one too few; cut off; no
-# call. The second and the third are the pair that the page talks about.
+# Correct; without a thought; a wrong rate; two arguments too many; one too few; cut off; no call.
+# The second and the third are the pair that the page discusses.
 ANSWERS = (
     GROUND_TRUTH,
     _answer(_ARGUMENTS, thought=""),
@@ -42,13 +42,13 @@ ANSWERS = (
 
 
 def rewards() -> Tensor:
-    """Format and correctness of each answer, by `tool_call.compute_score`: shape (7, 2)."""
+    """Score format and correctness of each response with `tool_call.compute_score`: (7, 2)."""
     scores = [compute_score("", answer, GROUND_TRUTH) for answer in ANSWERS]
     return torch.tensor([[score[key] for key in KEYS] for score in scores], dtype=torch.float64)
 
 
 def execute(answer: str) -> str:
-    """Call the tool as an answer asks for it, and say what came back.
+    """Call the tool as a response asks for it, and describe the result.
 
     >>> execute(GROUND_TRUTH)
     'returns 1,349.35'
@@ -56,15 +56,15 @@ def execute(answer: str) -> str:
     reading = read(answer)
     if not reading.calls:
         return "no call" if not reading.error else "cannot be read"
-    (call,) = reading.calls  # each answer here has one at most
+    (call,) = reading.calls  # each response here has at most one
     try:
         return f"returns {future_value(**call['parameters']):,.2f}"
-    except TypeError as error:  # Python's own words for a wrong or missing argument
+    except TypeError as error:  # Python's own message for a wrong or missing argument
         return f"refused: {str(error).removeprefix('future_value() ')}"
 
 
 def table() -> Table:
-    """Head and rows: each answer's rewards, and what its call does."""
+    """Return head and rows: the rewards of each response, and the result of its call."""
     rows = [
         [str(i), *[f"{value:.4g}" for value in scores], execute(answer)]
         for i, (answer, scores) in enumerate(zip(ANSWERS, rewards().tolist(), strict=True), 1)

@@ -16,12 +16,12 @@ Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 
 
 def number(value: float) -> str:
-    """A number as the page writes it: 1, 0.05, -3, 0.123."""
+    """Write a number as the page does: 1, 0.05, -3, 0.123."""
     return f"{round(value, 3) + 0.0:g}"  # no -0
 
 
 def vector(rewards: Sequence[float]) -> str:
-    """Rewards in brackets.
+    """Write rewards in brackets.
 
     >>> vector((1.0, 0.5))
     '[1, 0.5]'
@@ -35,12 +35,12 @@ PARTS: Any = _TEMPLATES.get_template("page.html.j2").module
 
 
 def block(name: str, content: Markup) -> str:
-    """One cell's output; marimo takes a plain string only."""
+    """Return the output of one cell; marimo accepts only a plain string."""
     return str(PARTS.block(name, content))
 
 
 def ties(group: Sequence[Rollout], keys: Sequence[str]) -> list[Table]:
-    """Tables: how much each method tells apart, and for one pair of each tie why."""
+    """Return tables: how many groups each method distinguishes, and why, for a pair of each tie."""
     counts = [len({each.rewards for each in group})]
     for advantages in ([each.grpo for each in group], [each.gdpo for each in group]):
         counts.append(max(levels(advantages)) + 1)  # levels are numbered from 0
@@ -48,13 +48,13 @@ def ties(group: Sequence[Rollout], keys: Sequence[str]) -> list[Table]:
         [
             each.tie,
             f"{each.name} {vector(each.rewards)}",
-            number(each.score),  # the same in both rows of a pair: all that GRPO sees
+            number(each.score),  # equal in both rows of a pair; GRPO sees only this
             *[f"{term:+.3f}" for term in each.terms],
             f"{sum(each.terms):+.3f}",
         ]
         for pair in tied_pairs(group)
         for each in pair
     ]
-    head = ["tie", "rollout", "GRPO's sum", *[f"{key}, normalised" for key in keys], "GDPO's sum"]
+    head = ["tie", "response", "GRPO's sum", *[f"{key}, normalised" for key in keys], "GDPO's sum"]
     tables: list[Table] = [(["different rewards", "GRPO advantages", "GDPO advantages"], [counts])]
     return [*tables, (head, rows)] if rows else tables

@@ -1,6 +1,6 @@
-"""GRPO and GDPO on one group side by side, and how many advantages each can tell apart.
+"""Compare GRPO and GDPO on one group, and count the advantages that each can distinguish.
 
-Every advantage here is one of `gdpo_verl.advantage`'s.
+Every advantage here comes from `gdpo_verl.advantage`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Rollout:
     """One rollout of a group.
 
     Attributes:
-      name: what the page calls it.
+      name: its name on the page.
       rewards: its components as they enter the advantage, in reward units.
-      score: their weighted sum, which is all that GRPO sees.
-      terms: w_k z_k, which GDPO adds.
+      score: their weighted sum; GRPO sees only this.
+      terms: w_k z_k, the terms that GDPO adds.
       grpo: its GRPO advantage.
       gdpo: its GDPO advantage.
-      tie: a letter shared by the rollouts of the group that have this GRPO advantage though
-        their rewards differ; empty when there is none.
-      split: whether GDPO tells at least two rollouts of that tie apart.
+      tie: a letter that the rollouts of the group share if they have the same GRPO advantage
+        although their rewards differ; empty when there is none.
+      split: whether at least two rollouts of that tie have different GDPO advantages.
     """
 
     name: str
@@ -61,9 +61,9 @@ def decompose_group(
       keys: the names of the K components.
       weights, conditions: as in `gdpo_verl.gdpo_advantages` and `apply_conditions`.
       gate: the column of the outcome, if there is a gate.
-      whiten: over this one group, where the variant whitens.
-      variant: its name, at its default settings.
-      highest: the largest value of each reward, whose smallest is 0; for variants that ask.
+      whiten: whether to whiten over this one group, where the variant whitens.
+      variant: the name of a variant, which is used with its default settings.
+      highest: the largest value of each reward, for variants that need ranges; the smallest is 0.
 
     Raises:
       ValueError: as `gdpo_advantages` and `apply_conditions`.
@@ -74,7 +74,7 @@ def decompose_group(
         torch.ones(len(rewards)),
         conditioned=apply_conditions(rewards, list(keys), conditions or {}),
         weights=weights,
-        # None is each estimator's own: one decomposition has GDPO's advantages and the variant's.
+        # None means the whitening of each estimator: GDPO and the variant share one decomposition.
         whiten=None if whiten else "none",
         variant=VARIANTS[variant],
         ranges=None if highest is None else [(0.0, value) for value in highest],
@@ -83,7 +83,7 @@ def decompose_group(
 
 
 def compare(names: Sequence[str], found: Decomposition) -> list[Rollout]:
-    """Set both advantages of each named rollout side by side, the highest GDPO advantage first."""
+    """Combine both advantages of each named rollout, the highest GDPO advantage first."""
     grpo = found.grpo.tolist()
     gdpo = found.gdpo.tolist()
     rewards = [tuple(row) for row in found.rewards.tolist()]
@@ -100,14 +100,14 @@ def find_ties(
     rewards: Sequence[tuple[float, ...]], grpo: Sequence[float], gdpo: Sequence[float]
 ) -> list[tuple[str, bool]]:
     """Give each rollout its tie's letter, and whether GDPO splits that tie (see `Rollout`)."""
-    # Advantages that differ by rounding alone are one: compared are levels, not numbers.
+    # Advantages that differ only by rounding are equal, so levels are compared, not numbers.
     by_grpo = levels(grpo)
     by_gdpo = levels(gdpo)
     ties = [("", False)] * len(rewards)
     letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     for level in sorted(set(by_grpo), reverse=True):
         members = [i for i in range(len(rewards)) if by_grpo[i] == level]
-        # Equal rewards have to get equal advantages: no tie that anything should split.
+        # Equal rewards must get equal advantages, so they are not a tie.
         if len({rewards[i] for i in members}) > 1:
             tie = next(letters), len({by_gdpo[i] for i in members}) > 1
             for i in members:
@@ -116,10 +116,10 @@ def find_ties(
 
 
 def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
-    """For each tie of GRPO, its two rollouts that lie farthest apart for GDPO."""
+    """Return for each tie of GRPO the two rollouts whose GDPO advantages differ most."""
     pairs = []
     for letter in dict.fromkeys(each.tie for each in group if each.tie):
-        # The group is sorted by GDPO; among equals, the first whose rewards differ.
+        # The group is sorted by GDPO; among equal ones, take the first whose rewards differ.
         first, *others = [each for each in group if each.tie == letter]
         different = [each for each in others if each.rewards != first.rewards]
         pairs.append((first, min(different, key=lambda each: each.gdpo)))
@@ -127,9 +127,9 @@ def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
 
 
 def gaps_of_a_trade(group_size: int) -> Tensor:
-    """The gap between [1, 0, x] and [0, 1, x], in every group they can be in.
+    """Return the gap between [1, 0, x] and [0, 1, x], in every possible group.
 
-    Only the counts of the first reward, n1, and of the second, n2, in the group of G matter.
+    Only n1 and n2 matter, the numbers of rollouts of the group of G that earn each reward.
 
     >>> gaps_of_a_trade(4).round(decimals=4).tolist()
     [[0.0, 0.2679, 0.0], [-0.2679, 0.0, -0.2679], [0.0, 0.2679, 0.0]]
@@ -140,7 +140,7 @@ def gaps_of_a_trade(group_size: int) -> Tensor:
     """
     counts = range(1, group_size)
     groups = list(itertools.product(counts, counts))
-    # The first n1 rollouts earn the first reward, the last n2 the second: the outer two differ.
+    # The first n1 rollouts earn the first reward, the last n2 the second; the outer two differ.
     rows = [
         [float(i < n1), float(i >= group_size - n2)] for n1, n2 in groups for i in range(group_size)
     ]
@@ -151,7 +151,7 @@ def gaps_of_a_trade(group_size: int) -> Tensor:
 
 
 class Counts(NamedTuple):
-    """Numbers of groups: all, and those that each method tells apart."""
+    """Numbers of groups: all, and those that each method distinguishes."""
 
     groups: int
     grpo: int
@@ -160,10 +160,10 @@ class Counts(NamedTuple):
 
 
 def count_distinct(components: int, group_size: int) -> Counts:
-    """Distinct groups of advantages, by enumeration of all groups of binary rewards.
+    """Count distinct groups of advantages over all groups of binary rewards.
 
-    Advantages are taken before whitening and with epsilon 0, so that what is equal is equal up
-    to rounding.
+    Advantages are taken before whitening and with epsilon 0, so that equal ones differ only by
+    rounding.
 
     >>> count_distinct(2, 2)
     Counts(groups=10, grpo=2, grpo_unscaled=3, gdpo=3)
@@ -174,7 +174,8 @@ def count_distinct(components: int, group_size: int) -> Counts:
     ids = torch.arange(len(picked)).repeat_interleave(group_size)
 
     def distinct(advantage: Tensor) -> int:
-        # Sorted, as the order of the rollouts is no difference; rounded, as sums of floats are.
+        # Sorted, because the order of the rollouts does not matter; rounded, because they are
+        # floats.
         groups = advantage.reshape(len(picked), group_size).sort(dim=1).values
         return len(set(map(tuple, groups.round(decimals=9).tolist())))
 
@@ -184,7 +185,7 @@ def count_distinct(components: int, group_size: int) -> Counts:
 
 
 def orders_alike(first: Sequence[float], second: Sequence[float]) -> int:
-    """Count the pairs that both sequences put in the same order; ties count in neither.
+    """Count the pairs that both sequences put in the same order; ties do not count.
 
     >>> orders_alike([1.0, 2.0, 3.0], [1.0, 3.0, 2.0])
     2

@@ -1,4 +1,4 @@
-"""Trainings of the toy policies as curves, which matplotlib draws as SVG."""
+"""Curves of the training of toy policies, which matplotlib draws as SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdpo_verl.lab.report.svg import BLUE, GRID, VERMILION, inline_svg
 from gdpo_verl.lab.report.svg import STYLE as FIGURE_STYLE
 
 _COLORS = {GRID: "var(--gx-grid)", BLUE: "var(--gx-gdpo)", VERMILION: "var(--gx-grpo)"}
-EVERY = 3  # epochs from point to point: a third of the markup, and no eye sees the difference
+EVERY = 3  # epochs between points: this takes a third of the markup, and the curves look the same
 
 
 _STYLES: tuple[dict[str, Any], ...] = (
@@ -27,8 +27,8 @@ _STYLES: tuple[dict[str, Any], ...] = (
 
 
 def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
-    """GDPO's kin in blue and GRPO's in vermilion; the first of a colour is drawn through."""
-    # By kin and not by method: the reader compares the two kinds, dashes tell within one.
+    """Choose blue for kinds of GDPO and vermilion for kinds of GRPO; the first is a solid line."""
+    # Colours show the kind and not the method, because readers compare the two kinds.
     seen: Counter[str] = Counter()
     found = {}
     for method in methods:
@@ -39,11 +39,11 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
 
 
 def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
-    """Values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
+    """Draw values from 0 to 1 over the epochs: the mean over seeds and a band of one deviation.
 
     Args:
-      title, ylabel: together unlike any other picture's of the page.
-      lines: each method's values, shape (epochs, seeds).
+      title, ylabel: together unique on the page.
+      lines: the values of each method, shape (epochs, seeds).
     """
     with matplotlib.rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(4.6, 3.3), layout="constrained")
@@ -60,7 +60,7 @@ def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:
         axes.set_xlabel("epoch")
         axes.set_title(title, loc="left", fontweight="bold", fontsize="medium")
         axes.set_ylabel(ylabel)
-        axes.set_ylim(0, 1)  # one scale for all pictures: they stand side by side
+        axes.set_ylim(0, 1)  # one scale for all pictures, because they are side by side
         axes.grid(axis="y")
         axes.legend(frameon=False, fontsize=8, loc="best")
         return Markup(inline_svg(figure, f"{title}, {ylabel}", _COLORS))

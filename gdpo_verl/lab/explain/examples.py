@@ -1,7 +1,7 @@
-"""The answers and rankings that the page plays with, and what scores them.
+"""The responses and rankings of the page, and the functions that score them.
 
-The answers stand for one group: twelve rollouts of one prompt. Each is scored by three pure
-functions, two of which are those of the tool-calling task.
+The responses form one group: twelve responses to one prompt. Each is scored by three pure
+functions, two of which belong to the tool-calling task.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from gdpo_verl.rewards.tool_call import HIGHEST, correctness_reward, format_reward
 
 KEYS = ("correctness", "style", "conciseness")
-# The longest answer that counts as concise, in characters.
+# The longest response that counts as concise, in characters.
 CONCISE = 130
 
 PROMPT = "What is the weather in Paris for the next 3 days?"
@@ -56,13 +56,13 @@ ANSWERS = (
 
 
 def score(answer: str) -> list[float]:
-    """The three rewards of an answer, in the order of `KEYS`; each is 0 or 1.
+    """Return the three rewards of a response, in the order of `KEYS`; each is 0 or 1.
 
     >>> score(GROUND_TRUTH)
     [1.0, 1.0, 1.0]
     """
     return [
-        float(correctness_reward(answer, GROUND_TRUTH) == HIGHEST),  # the call asked for
+        float(correctness_reward(answer, GROUND_TRUTH) == HIGHEST),  # the expected call
         format_reward(answer, GROUND_TRUTH),  # a thought, then a call, and nothing else
         float(len(answer) <= CONCISE),
     ]
@@ -74,7 +74,7 @@ RANGES = (
     ("rating", "stars", 1, 5, 0.1),
     ("watch time", "minutes", 0, 60, 1),
 )
-# Five rankings of the same videos: how relevant, how well rated, how long watched.
+# Five rankings of the same videos: relevance, rating and watch time.
 RANKINGS = {
     "A": (0.95, 3.1, 12.0),
     "B": (0.40, 2.4, 48.0),

@@ -3,15 +3,15 @@
 # theme = "system"
 # ///
 # mypy: allow-untyped-defs
-"""GRPO and GDPO side by side: the notebook behind `gdpo-verl explain`.
+"""GRPO and GDPO side by side: the notebook of `gdpo-verl explain`.
 
-A section has a cell for its text and its form, and one that shows what follows from the form. Texts
-and tables are macros of page.html.j2, here `parts`. The static page leaves the widgets out.
+A section has a cell for its text and its widgets, and a cell for the results. Texts and tables are
+macros of page.html.j2, here `parts`. The static page has no widgets.
 """
 
 import marimo
 
-app = marimo.App(width="medium", app_title="What GRPO takes for equal")
+app = marimo.App(width="medium", app_title="What GRPO treats as equal")
 
 with app.setup:
     import marimo as mo
@@ -31,7 +31,7 @@ with app.setup:
     )
 
     parts = charts.PARTS
-    # Threads cost more than they bring on tensors as small as these.
+    # On tensors as small as these, threads cost more time than they save.
     torch.set_num_threads(1)
 
 
@@ -43,27 +43,27 @@ def introduction():
 
 @app.function
 def show(name, content, *form):
-    """One cell's output, see `charts.block`, and below it widgets where they can be moved."""
-    # On the static page nobody answers a widget.
+    """Show the output of one cell (`charts.block`), and below it widgets if they can be moved."""
+    # On the static page, widgets have no effect.
     text = mo.Html(charts.block(name, content))
     return mo.vstack([text, *form]) if form and mo.running_in_notebook() else text
 
 
 @app.function
 def row(widgets):
-    """Widgets side by side, as many as there is room for."""
+    """Place widgets side by side, as many as fit."""
     return mo.hstack(list(widgets), wrap=True, justify="start")
 
 
 @app.function
 def compared(rewards, keys, texts, *, why="", **options):
-    """A group's bars, why, and its ties; see `compare.decompose_group`."""
+    """Show the bars, reasons and ties of a group; see `compare.decompose_group`."""
     try:
         found = compare.decompose_group(rewards, keys, **options)
-    except ValueError as error:  # as of weights that are all 0: for the reader, and no crash
+    except ValueError as error:  # for example if all weights are 0: the reader sees the error
         return parts.no_advantages(error)
     variant = options.get("variant", "gdpo")
-    others = {}  # GDPO's own are in the bars anyway
+    others = {}  # GDPO's own advantages are in the bars anyway
     if variant != "gdpo":
         others = dict(zip(texts, found.advantage.tolist(), strict=True))
     group = compare.compare(list(texts), found)
@@ -72,7 +72,7 @@ def compared(rewards, keys, texts, *, why="", **options):
 
 @app.function
 def pictures(titles, ylabel, trainings):
-    """The curves of each quality of a task, under its title."""
+    """Draw the curves of each quality of a task, under its title."""
     return [
         curves.curves(title, ylabel, {method: each.each(k) for method, each in trainings.items()})
         for k, title in enumerate(titles)
@@ -81,11 +81,11 @@ def pictures(titles, ylabel, trainings):
 
 @app.function
 def slider(low, high, step, value, label, *, slow=False):
-    """A slider that answers while it is moved, or when it is let go: something is trained then."""
+    """Make a slider that reacts while it moves, or if `slow` when it is released."""
     return mo.ui.slider(low, high, step, value=value, label=label, show_value=True, debounce=slow)
 
 
-# ---------------------------------------------------------------- 1. twelve answers
+# ---------------------------------------------------------------- 1. twelve responses
 
 
 @app.cell
@@ -96,32 +96,32 @@ def answers_form():
         for _name, _answer in answers_texts.items()
         for _key, _value in zip(examples.KEYS, examples.score(_answer), strict=True)
     }
-    # One dictionary a section: the cell that shows it runs again when any part of it moves.
+    # One dictionary per section: its cell runs again when any part of the dictionary changes.
     answers_chosen = mo.ui.dictionary(
         {
             "verdicts": mo.ui.dictionary(_verdicts),
             "worth": mo.ui.dictionary(
-                {_key: slider(0.5, 10, 0.5, 1, f"{_key} is worth") for _key in examples.KEYS}
+                {_key: slider(0.5, 10, 0.5, 1, f"scale of {_key}") for _key in examples.KEYS}
             ),
             "weights": mo.ui.dictionary(
                 {_key: slider(0, 2, 0.1, 1, f"weight of {_key}") for _key in examples.KEYS}
             ),
             "conditions": mo.ui.dictionary(
                 {
-                    _key: mo.ui.checkbox(label=f"{_key} counts only in correct answers")
+                    _key: mo.ui.checkbox(label=f"{_key} counts only in correct responses")
                     for _key in examples.KEYS[1:]
                 }
             ),
             "whiten": mo.ui.switch(value=True, label="whiten over this group"),
             "variant": mo.ui.dropdown(
-                list(VARIANTS), value="gdpo", label="beside them", allow_select_none=False
+                list(VARIANTS), value="gdpo", label="third estimator", allow_select_none=False
             ),
         }
     )
-    # The page's own style does not reach into an accordion.
+    # The style of the page does not apply inside an accordion.
     _answers = [mo.Html(str(parts.style()))]
     for _name, _text in answers_texts.items():
-        _shown = parts.folded(f"Answer {_name}", _text, preformatted=True, opened=True)
+        _shown = parts.folded(f"Response {_name}", _text, preformatted=True, opened=True)
         _answers += [
             show(f"answer-{_name}", _shown),
             row(answers_chosen["verdicts"][f"{_key} {_name}"] for _key in examples.KEYS),
@@ -131,7 +131,7 @@ def answers_form():
     show(
         "answers-heading",
         parts.answers_form(examples),
-        mo.accordion({"The twelve answers and their verdicts": mo.vstack(_answers)}),
+        mo.accordion({"The twelve responses and their rewards": mo.vstack(_answers)}),
         row(answers_chosen["worth"].elements.values()),
         row(answers_chosen["weights"].elements.values()),
         row(_others),
@@ -150,7 +150,7 @@ def answers_shown(answers_chosen, answers_texts):
         ],
         dtype=torch.float64,
     )
-    # In the units of the page, as conditions are read before weights.
+    # With the scale of the page, because conditions apply before weights.
     _on = {"on": "correctness", "at_least": _worth["correctness"]}
     _shown = compared(
         _rewards,
@@ -192,8 +192,8 @@ def calls_shown(calls_chosen):
 
 @app.cell
 def trades():
-    _size = len(examples.ANSWERS)  # the group of section 1, where one can look for such a pair
-    # Rounded, so that what is equal is 0.
+    _size = len(examples.ANSWERS)  # the group of section 1, which may have such a pair
+    # Rounded, so that equal ones give 0.
     _gaps = compare.gaps_of_a_trade(_size).round(decimals=9).tolist()
     show("trades", parts.trades(_size, _gaps))
     return
@@ -229,7 +229,7 @@ def ranking_shown(ranking_chosen):
         dtype=torch.float64,
     )
     _group = compare.compare(list(examples.RANKINGS), compare.decompose_group(_rewards, _keys))
-    # One reward alone as the judge, for which of the two orders more pairs as it does.
+    # For each reward: how many pairs each method orders as this reward does.
     _columns = list(zip(*[_each.rewards for _each in _group], strict=True))
     _orders = {
         "GRPO": [_each.grpo for _each in _group],
@@ -240,7 +240,7 @@ def ranking_shown(ranking_chosen):
         for _method, _values in _orders.items()
     ]
     _pairs = len(_group) * (len(_group) - 1) // 2
-    _table = parts.table([f"of {_pairs} pairs, ordered as by", *_keys], _alike)
+    _table = parts.table([f"of {_pairs} pairs, in the order of", *_keys], _alike)
     show("ranking", parts.bars(_group) + _table)
     return
 
@@ -248,15 +248,15 @@ def ranking_shown(ranking_chosen):
 @app.cell
 def distinct():
     def _counts(title, columns):
-        """Count the groups that each method tells apart, a column for each (rewards, rollouts)."""
-        # A count's fields are a column; the table wants rows.
+        """Count the groups that each method distinguishes, a column for each (rewards, size)."""
+        # The fields of a count are a column; the table needs rows.
         counts = zip(*[compare.count_distinct(*pair) for pair in columns.values()], strict=True)
         names = ("different groups", "GRPO", "GRPO without σ", "GDPO")
         rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
         return [title, *map(str, columns)], rows
 
-    _by_rollouts = _counts("2 rewards, rollouts:", {n: (2, n) for n in (2, 3, 4, 6, 8, 10)})
-    _by_rewards = _counts("4 rollouts, rewards:", {k: (k, 4) for k in (1, 2, 3, 4, 5)})
+    _by_rollouts = _counts("2 rewards, responses:", {n: (2, n) for n in (2, 3, 4, 6, 8, 10)})
+    _by_rewards = _counts("4 responses, rewards:", {k: (k, 4) for k in (1, 2, 3, 4, 5)})
     show("distinct", parts.distinct(_by_rollouts, _by_rewards))
     return
 
@@ -272,8 +272,8 @@ def skills_form():
             "learning_rate": slider(0.05, 0.5, 0.05, toy.LEARNING_RATE, "learning rate", slow=True),
             "correlation": slider(-0.9, 0.9, 0.1, 0.7, "correlation", slow=True),
             "factor": slider(1, 20, 1, 10, "scale of the largest reward", slow=True),
-            "hard": slider(0.01, 0.5, 0.01, 0.02, "start of the hard skill", slow=True),
-            "noise": slider(0.05, 2, 0.05, 0.1, "size of the coin flip", slow=True),
+            "hard": slider(0.01, 0.5, 0.01, 0.02, "start probability of the hard skill", slow=True),
+            "noise": slider(0.05, 2, 0.05, 0.1, "scale of the coin flip", slow=True),
         }
     )
     show("toy-heading", parts.skills_form(toy), row(skills_chosen.elements.values()))
@@ -289,7 +289,7 @@ def skills_shown(skills_chosen):
         )
         for _case in cases
     ]
-    # `cases` goes on to section 7, which would train all of it again.
+    # `cases` is passed to section 7, which would otherwise train all of it again.
     show("toy", parts.skills(_pictures, study.case_table(cases)))
     return (cases,)
 
@@ -300,20 +300,20 @@ def when(cases):
     return
 
 
-# ---------------------------------------------------------------- 8. units
+# ---------------------------------------------------------------- 8. scales
 
 
 @app.cell
 def units_form():
     units_chosen = mo.ui.dictionary(
         {
-            # Steps and not a range: units differ by factors.
+            # Steps and not a range, because scales differ by factors.
             _name: mo.ui.slider(
                 steps=list(_steps), value=_value, label=_label, show_value=True, debounce=True
             )
             for _name, _steps, _value, _label in (
-                ("unit", units.UNITS, 10.0, "a success of the first counts"),
-                ("weight", units.WEIGHTS, 0.333, "GRPO's weight on it"),
+                ("unit", units.UNITS, 10.0, "reward for a success of the first skill"),
+                ("weight", units.WEIGHTS, 0.333, "GRPO's weight on this reward"),
             )
         }
     )
@@ -340,7 +340,7 @@ def units_shown(units_chosen):
 def phantom_form():
     phantom_chosen = mo.ui.dictionary(
         {
-            "right": slider(0, len(phantom.TOKENS), 1, 0, "right answers"),
+            "right": slider(0, len(phantom.TOKENS), 1, 0, "correct responses"),
             "remedy": mo.ui.dropdown(
                 list(phantom.REMEDIES), value="condition", label="remedy", allow_select_none=False
             ),
@@ -366,7 +366,7 @@ def phantoms_form():
     phantoms_chosen = mo.ui.dictionary(
         {
             "hard": slider(0, phantom.PROMPTS, 1, 2, "hard prompts", slow=True),
-            "size": slider(2, 32, 1, 8, "rollouts of a prompt", slow=True),
+            "size": slider(2, 32, 1, 8, "responses to a prompt", slow=True),
             "weight": slider(0.1, 2, 0.1, 1, "weight of brevity", slow=True),
         }
     )
@@ -382,7 +382,7 @@ def phantoms_shown(phantoms_chosen):
     return
 
 
-# ---------------------------------------------------------------- 10. your own training
+# ---------------------------------------------------------------- 10. your own run
 
 
 @app.cell

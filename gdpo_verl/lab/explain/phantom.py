@@ -1,4 +1,4 @@
-"""A length reward in groups that all fail: eight answers, and a policy trained on such groups."""
+"""A length reward in groups that all fail: eight responses, and a policy trained on such groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gdpo_verl.lab.explain.toy import (
 KEYS = ("correctness", "brevity")
 CONDITIONS = {"brevity": {"on": "correctness", "at_least": 1.0}}
 LIMIT = 256
-# Tokens of eight answers to one prompt.
+# The tokens of eight responses to one prompt.
 TOKENS = (40, 64, 88, 120, 152, 184, 216, 248)
 NAMES = [f"{tokens} tokens" for tokens in TOKENS]
 REMEDIES = ("none", "condition", "gate")
@@ -43,18 +43,18 @@ METHODS = (
     replace(GDPO, name="GDPO + gate", gated=True),
 )
 
-# ---------------------------------------------------------------- eight answers
+# ---------------------------------------------------------------- eight responses
 
 
 def rewards(right: int) -> Tensor:
-    """Correctness and brevity of the eight answers, the longest `right` of them correct."""
+    """Return correctness and brevity of the eight responses; the longest `right` are correct."""
     wrong = len(TOKENS) - right
     rows = [[float(i >= wrong), 1.0 - tokens / LIMIT] for i, tokens in enumerate(TOKENS)]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 def remedied(right: int, remedy: str) -> dict[str, float]:
-    """GDPO's advantages under a remedy, by the rollouts' names."""
+    """Return GDPO's advantages with a remedy, by the names of the responses."""
     found = decompose_group(
         rewards(right),
         KEYS,
@@ -68,19 +68,19 @@ def remedied(right: int, remedy: str) -> dict[str, float]:
 
 
 def task(hard: int, size: int) -> CorrectOrShort:
-    """Four prompts, `hard` of which nearly always fail, in groups of `size`."""
+    """Return four prompts, `hard` of which nearly always fail, in groups of `size`."""
     return CorrectOrShort(start=(HARD,) * hard + (EASY,) * (PROMPTS - hard), group=size)
 
 
 def trainings(hard: int, size: int, weight: float) -> dict[Method, Training]:
-    """The policy trained with each method, brevity with a weight."""
+    """Train the policy with each method, with a weight on brevity."""
     run = partial(train, task(hard, size), seeds=SEEDS, learning_rate=LEARNING_RATE)
     methods = [replace(method, weights=(1.0, weight)) for method in METHODS]
     return {method: run(method) for method in methods}
 
 
 def table(found: Mapping[Method, Training]) -> Table:
-    """Head and rows: correctness with each method at both ends, mean over seeds ± its error."""
+    """Return head and rows: correctness per method at both ends, mean over seeds ± its error."""
     rows = [
         [method.name, *[str(over_seeds(each.each(0)[epoch])) for epoch in (0, -1)]]
         for method, each in found.items()

@@ -20,15 +20,16 @@ PAGE = Path(__file__).with_name("notebook.py")
 def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
     """Run marimo's server on this machine until Ctrl-C; it prints the address.
 
-    The address carries a token: other users of the machine cannot reach the server. Without a
-    `port` it is marimo's first free one.
+    The address contains a token, so that other users of the machine cannot use the server. Without
+    a `port`, marimo chooses the first free one.
 
     Raises:
       ModuleNotFoundError: marimo is not installed.
-      ValueError: the port is taken.
+      ValueError: the port is in use.
     """
     _require_marimo()
-    # --no-sandbox: for the notebook's header marimo would ask whether uv shall make an environment.
+    # --no-sandbox: because of the notebook's header, marimo would ask whether uv should create an
+    # environment.
     arguments = ["run", str(PAGE), "--host", "127.0.0.1", "--no-sandbox", "--no-check"]
     arguments += ["--token", "--token-password-file", "-"]
     if port is not None:
@@ -41,7 +42,7 @@ def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
     os.write(writer, secrets.token_urlsafe(16).encode())
     os.close(writer)
     os.dup2(reader, 0)
-    # `python -m marimo` in this process, so that signals reach it and nothing is left behind.
+    # `python -m marimo` in this process, so that signals reach it and no process stays behind.
     sys.argv = ["marimo", *arguments]
     status = 1
     try:
@@ -54,14 +55,14 @@ def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A thread that is still computing would abort the interpreter's own way out.
+    # A thread that is still computing would abort the normal exit of the interpreter.
     os._exit(status)
 
 
 def export(path: Path) -> Path:
-    """Write the page, as it opens, into one HTML file without scripts.
+    """Write the page, in its first state, into one HTML file without scripts.
 
-    marimo's own export loads its assets from another host; this file asks nobody.
+    marimo's own export loads its assets from another host; this file loads nothing.
 
     Raises:
       ModuleNotFoundError: marimo is not installed.
@@ -82,12 +83,13 @@ def export(path: Path) -> Path:
 
 def _require_free(port: int) -> None:
     with socket.socket() as probe:
-        # As a server does: the port of a connection that has just ended is free.
+        # As a server does: the port of a connection that has just ended counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
-            raise ValueError(f"--port {port}: cannot be used ({error}); choose another") from error
+            text = f"--port {port}: cannot be used ({error}). Choose another port."
+            raise ValueError(text) from error
 
 
 def _require_marimo() -> None:

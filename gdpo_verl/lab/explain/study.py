@@ -25,13 +25,14 @@ CHECKPOINTS = (50, 149)
 
 @dataclass(frozen=True)
 class Case:
-    """A toy task and what came of it.
+    """A toy task and its results.
 
     Attributes:
       name: a heading.
-      setting: what sets the task apart.
-      trainings: by method, in the order in which they are drawn.
-      faster: the control of the missing whitening, GRPO with the learning rate it amounts to.
+      setting: what is special about the task.
+      trainings: the results of each method, in the order in which they are drawn.
+      faster: the baseline for missing whitening, GRPO with the learning rate that corresponds to
+        it.
     """
 
     name: str
@@ -43,8 +44,8 @@ class Case:
 def study(name: str, setting: str, task: Skills, *, seeds: int, learning_rate: float) -> Case:
     """Train a task with GRPO, GDPO, GDPO without whitening, and a faster GRPO.
 
-    The last has GRPO's learning rate times the factor by which unwhitened advantages spread
-    wider than GRPO's in the first epoch.
+    The last one has GRPO's learning rate times the ratio of the spread of unwhitened advantages to
+    that of GRPO's advantages in the first epoch.
     """
     run = partial(train, task, seeds=seeds, learning_rate=learning_rate)
     trainings = {method: run(method) for method in (GRPO, GDPO, UNWHITENED)}
@@ -67,15 +68,15 @@ def study_all(
     tasks = [
         ("Independent rewards", "equally scaled, equally hard", Skills()),
         ("Correlated rewards", f"correlation {correlation:.1f}", Skills(correlation=correlation)),
-        ("Different scales", f"worth {', '.join(map(number, scales))}", Skills(scales=scales)),
+        ("Different scales", f"scales {', '.join(map(number, scales))}", Skills(scales=scales)),
         ("Unequally hard", f"from {number(hard)}, 0.5, 0.9", Skills(start=(hard, 0.5, 0.9))),
-        ("A reward that is noise", f"a coin flip worth {number(noise)}", Skills(noise=noise)),
+        ("A reward that is noise", f"a coin flip of scale {number(noise)}", Skills(noise=noise)),
     ]
     return [study(*task, seeds=seeds, learning_rate=learning_rate) for task in tasks]
 
 
 def case_table(cases: Sequence[Case]) -> Table:
-    """Head and rows: each case and method at both checkpoints, mean over seeds ± its error."""
+    """Return head and rows: each case and method at both checkpoints, mean ± its error."""
     head = ["rewards", "method"]
     head += [f"{what}, epoch {epoch}" for epoch in CHECKPOINTS for what in ("mean", "slowest")]
     rows = []
@@ -88,15 +89,15 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def verdict_table(cases: Sequence[Case]) -> Table:
-    """Head and rows: who is ahead on the slowest skill's mean over all epochs."""
+    """Return head and rows: which method is ahead in the slowest skill, over all epochs."""
     rows = []
     for case in cases:
-        # Over all epochs: high for early and lasting success.
+        # The mean over all epochs is high for early and lasting success.
         grpo, gdpo, faster = (
             over_seeds(case.trainings[method].slowest.mean(dim=0))
             for method in (GRPO, GDPO, case.faster)
         )
-        # The faster GRPO is no candidate: it is there to show what a learning rate does.
+        # The faster GRPO is not compared: it shows the effect of a learning rate.
         ahead = {1: "GDPO", 0: "neither", -1: "GRPO"}[verdict(gdpo, grpo)]
         rows.append([case.name, case.setting, *map(str, (grpo, gdpo, faster)), ahead])
-    return ["rewards", "", "GRPO", "GDPO", "faster GRPO", "ahead"], rows
+    return ["rewards", "setting", "GRPO", "GDPO", "faster GRPO", "ahead"], rows

@@ -1,7 +1,7 @@
 """Policies of a few logits that earn several rewards, trained with each estimator.
 
 A policy decides bits b for each prompt, bit n being 1 with probability sigmoid(x_n). An epoch
-draws one group of rollouts for each prompt, takes their advantages A from `gdpo_verl.advantage`
+samples one group of rollouts for each prompt, takes their advantages A from `gdpo_verl.advantage`
 and moves the prompt's logits by
 
   x_n <- x_n + learning_rate * mean_i A_i (b_in - sigmoid(x_n)),
@@ -9,9 +9,9 @@ and moves the prompt's logits by
 which is the policy gradient of independent Bernoulli actions. All seeds are trained at once,
 each as a separate batch.
 
-A task says where the bits' probabilities `start`: N numbers, or N for each prompt. Its `rewards`,
-shape (S, P, G, K), follow from bits (S, P, G, N) and as many uniform draws; its `quality`, the
-reported measures (S, Q) in [0, 1], from probabilities (S, P, N).
+A task has the probabilities of the bits at the `start`: N numbers, or N for each prompt. Its
+`rewards`, shape (S, P, G, K), follow from bits (S, P, G, N) and as many uniform random numbers. Its
+`quality`, the reported measures (S, Q) in [0, 1], follows from probabilities (S, P, N).
 
 Dimensions: S seeds, P prompts, G rollouts in a group, N bits, K rewards, Q measures.
 """
@@ -28,7 +28,7 @@ from torch import Tensor
 from gdpo_verl.advantage import NOISE_FLOOR, apply_conditions, decompose
 
 EPOCHS = 150
-# With enough seeds any difference is certain, also one that matters to nobody.
+# With enough seeds every difference is significant, even one that does not matter.
 LEAST = 0.01
 BATCH = 32
 LEARNING_RATE = 0.15
@@ -36,15 +36,15 @@ LEARNING_RATE = 0.15
 
 @dataclass(frozen=True)
 class Skills:
-    """Skills and how they are rewarded: a bit each, one prompt.
+    """Skills and their rewards: one bit for each skill, and one prompt.
 
     Attributes:
-      start: the skills' probabilities before training.
-      scales: what a success is worth, in reward units.
-      correlation: the share of rollouts in which every reward but the first shows the first
-        skill's outcome instead of its own; its opposite where negative.
-      noise: the size of the third reward's coin flip, in reward units; with it the third
-        reward says nothing about any skill, and only the first two are counted.
+      start: the probabilities of the skills before training.
+      scales: the reward for a success, in reward units.
+      correlation: the share of rollouts in which every reward except the first shows the result
+        of the first skill instead of its own; where negative, the opposite of that result.
+      noise: the size of the coin flip in the third reward, in reward units. With it the third
+        reward measures no skill, and only the first two are reported.
     """
 
     start: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -56,7 +56,7 @@ class Skills:
     def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
         first = bits[..., :1]
         shown = first if self.correlation >= 0 else 1.0 - first
-        # Each reward is mixed by other draws, or the later ones would all be the same.
+        # Each reward is mixed with other random numbers; else the later rewards would be equal.
         share = torch.full((len(self.start),), abs(self.correlation))
         share[0] = 0.0
         mixed = torch.where(draws < share, shown, bits)
@@ -72,10 +72,10 @@ class Skills:
 
 @dataclass(frozen=True)
 class CorrectOrShort:
-    """Correctness against length: the first reward takes a long answer, the second a short one.
+    """Correctness against length: the first reward needs a long response, the second a short one.
 
-    The first bit is the right idea, the second the work written out. An answer is correct with
-    both, and brief without the second.
+    The first bit is the right idea, the second the written work. A response is correct with both
+    bits, and brief without the second.
 
     Attributes:
       start: both probabilities before training, for each prompt.
@@ -97,12 +97,12 @@ Task = Skills | CorrectOrShort
 
 @dataclass(frozen=True)
 class Method:
-    """An estimator with its settings and the factor on its learning rate.
+    """An estimator with its settings and a factor on its learning rate.
 
     Attributes:
-      weights: of the rewards; empty: all 1.
-      conditioned: every reward but the first counts only where the first is 1 (Eq. 8).
-      gated: no advantage in groups in which the first reward is the same for all.
+      weights: the weights of the rewards; empty means that all are 1.
+      conditioned: every reward except the first counts only where the first is 1 (Eq. 8).
+      gated: groups in which the first reward is constant get no advantage.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Method:
     gated: bool = False
 
     def combine(self, rewards: Tensor) -> Tensor:
-        """Advantages before whitening of rewards (S, P, G, K): shape (S, P, G).
+        """Compute advantages before whitening from rewards (S, P, G, K): shape (S, P, G).
 
         NaN where the gate is closed.
         """
@@ -123,7 +123,7 @@ class Method:
         on_first = {name: {"on": names[0], "at_least": 1.0} for name in names[1:]}
         found = decompose(
             rows,
-            torch.arange(len(rows)) // rewards.shape[2],  # every G rows are a group, of all seeds
+            torch.arange(len(rows)) // rewards.shape[2],  # every G rows are a group, for all seeds
             conditioned=apply_conditions(rows, names, on_first if self.conditioned else {}),
             weights=self.weights or None,
             gate=0 if self.gated else None,
@@ -133,7 +133,7 @@ class Method:
         return values.reshape(rewards.shape[:3])
 
     def advantages(self, combined: Tensor) -> Tensor:
-        """Whiten what `combine` gave over each seed's batch: shape (S, P, G)."""
+        """Whiten the result of `combine` over the batch of each seed: shape (S, P, G)."""
         return (whiten(combined) if self.whiten else combined).nan_to_num(0.0)
 
 
@@ -147,7 +147,7 @@ class Training:
     """The result of one task and one method.
 
     Attributes:
-      quality: before each epoch, float64, shape (epochs, S, Q): the task's.
+      quality: the quality of the task before each epoch: float64, shape (epochs, S, Q).
       spread: the advantages' standard deviation in a batch of the first epoch, before
         whitening, mean over the seeds.
     """
@@ -166,7 +166,7 @@ class Training:
         return self.quality.amin(dim=2)
 
     def each(self, index: int) -> Tensor:
-        """One of the qualities: shape (epochs, S)."""
+        """Return one of the qualities: shape (epochs, S)."""
         return self.quality[:, :, index]
 
 
@@ -189,22 +189,22 @@ def train(
         bits, rewards = draw(task, p, generator)
         combined = method.combine(rewards)
         spread = spread or float(combined.nan_to_num(0.0).flatten(1).std(dim=1).mean())
-        # The derivative of log p(bit) by its logit is bit - p.
+        # The derivative of log p(bit) with respect to its logit is bit - p.
         gradient = method.advantages(combined)[..., None] * (bits - p[:, :, None])
         logits = logits + learning_rate * method.lr_factor * gradient.mean(dim=2)
     return Training(torch.stack(history), spread)
 
 
 def start(task: Task, seeds: int) -> Tensor:
-    """The probabilities before training: float64, shape (S, P, N)."""
+    """Return the probabilities before training: float64, shape (S, P, N)."""
     by_prompt = torch.tensor(task.start, dtype=torch.float64)
     return by_prompt.reshape(-1, by_prompt.shape[-1]).repeat(seeds, 1, 1)
 
 
 def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One group for each prompt: bits, shape (S, P, G, N), and rewards, shape (S, P, G, K)."""
+    """Sample one group per prompt: bits, shape (S, P, G, N), and rewards, shape (S, P, G, K)."""
     shape = (*p.shape[:2], task.group, p.shape[2])
-    # Both are drawn whether or not a task looks at the second: tasks stay comparable.
+    # Both are drawn even if a task does not use the second, so that tasks stay comparable.
     bits, draws = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     success = (bits < p[:, :, None]).to(torch.float64)
     return success, task.rewards(success, draws)
@@ -213,9 +213,9 @@ def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Ten
 def whiten(combined: Tensor) -> Tensor:
     """Whiten each seed's batch over its rollouts, as GDPO does: shape (S, P, G); NaN stays NaN.
 
-    A batch that does not vary, or of which fewer than two rollouts have an advantage, becomes 0.
+    A batch that does not vary, or in which fewer than two rollouts have an advantage, becomes 0.
     """
-    # NaN is a rollout without an advantage: counted neither in the mean nor in the deviation.
+    # NaN is a rollout without an advantage; it does not count in the mean and in the deviation.
     count = (~combined.isnan()).sum(dim=(1, 2), keepdim=True)
     centred = combined - combined.nanmean(dim=(1, 2), keepdim=True)
     variance = centred.square().nansum(dim=(1, 2), keepdim=True) / (count - 1).clamp(min=1)
@@ -235,7 +235,7 @@ class Figure:
 
 
 def over_seeds(values: Tensor) -> Figure:
-    """The mean of one value for each of two or more seeds, with its standard error.
+    """Return the mean of one value for each of two or more seeds, with its standard error.
 
     >>> print(over_seeds(torch.tensor([0.25, 0.75])))
     0.5000 ± 0.2500
@@ -244,9 +244,9 @@ def over_seeds(values: Tensor) -> Figure:
 
 
 def verdict(ours: Figure, control: Figure) -> int:
-    """1 when GDPO is ahead, -1 when it is behind, 0 when neither can be said.
+    """Return 1 when GDPO is ahead, -1 when it is behind, and 0 when neither is certain.
 
-    Ahead is more than two standard errors of the difference, and more than `LEAST`.
+    Ahead means by more than two standard errors of the difference, and by more than `LEAST`.
     """
     difference = ours.mean - control.mean
     if abs(difference) <= max(LEAST, 2.0 * math.hypot(ours.error, control.error)):

@@ -1,10 +1,11 @@
-"""Make a tiny policy, half-competent at a task, in a few minutes on one CPU core.
+"""Make a tiny policy that solves a part of a task, in a few minutes on one CPU core.
 
-A Qwen2 of about a million parameters with its own tokenizer, trained from random weights on
-flawed demonstrations (`policy.demonstrations`). It ends where reinforcement learning is
-interesting: often right in form, seldom in content. The fixed parts of the prompt (header, tools,
-footer) are one token each, so that the toolbox's prompts of a thousand characters cost about forty.
-A pretrained model with its own tokenizer can take its place, where minutes on two cores are enough.
+The policy is a Qwen2 of about a million parameters with its own tokenizer, trained from random
+weights on flawed demonstrations (`policy.demonstrations`). Its training ends where reinforcement
+learning is interesting: the format of a response is often right, its content seldom. The fixed
+parts of the prompt (header, tools, footer) are one token each, so that the toolbox's prompts of a
+thousand characters take about forty tokens. A pretrained model with its own tokenizer can be used
+instead of random weights.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from gdpo_verl.lab.tasks.examples import Example
 def batches(
     task: PolicyTask, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Fresh demonstrations, padded on the right; the loss is on the response only."""
+    """Make new demonstrations, padded on the right; the loss is on the response only."""
     rng = random.Random(f"policy/{seed}")
     while True:
         examples = [task.draw(rng) for _ in range(settings.batch_size)]
         flawed = settings.flawed_format, settings.flawed_content
         answers = [task.demonstrate(example, rng, *flawed) for example in examples]
         prompts = encode_prompts(tokenizer, examples)
-        # The end token is learned too; nothing else ends an answer.
+        # The end token is learned too; nothing else ends a response.
         ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
         responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
         pairs = [*zip(prompts, responses, strict=True)]
@@ -52,7 +53,7 @@ def batches(
         labels = pad_sequence(trained, batch_first=True, padding_value=-100)
         batch: dict[str, Any] = {"input_ids": ids, "labels": labels}
         if not settings.vocabulary:
-            # Logits over a large vocabulary take most of the memory; few of them count.
+            # Logits over a large vocabulary take most of the memory, and only a few of them count.
             keep = ids.shape[1] - min(map(len, prompts)) + 1
             batch |= {"labels": labels[:, -keep:], "logits_to_keep": keep}
         yield batch
@@ -79,11 +80,11 @@ def train(
         islice(batches(task, tokenizer, settings, seed=seed), settings.steps),
         total=settings.steps,
         desc="training the policy",
-        # A terminal gets a moving bar, a log a line now and then.
+        # A terminal gets a moving bar, a log a line from time to time.
         mininterval=0.1 if sys.stderr.isatty() else 20.0,
     )
     for step, batch in enumerate(bar):
-        # Anew each step: within one context, autocast keeps its first copy of the weights.
+        # A new context for each step: within one, autocast keeps its first copy of the weights.
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = model(**batch).loss
         optimizer.zero_grad()
@@ -104,8 +105,8 @@ def evaluate(
     *,
     sample: bool,
 ) -> dict[str, float]:
-    """Shares of prompts answered right in form, and exactly right in content."""
-    # Without top-k and top-p: the rollouts of a training are sampled so.
+    """Measure the shares of responses with the right format, and with exactly the right content."""
+    # Without top-k and top-p, like the rollouts of a training run.
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     most = settings.max_new_tokens
     prompts = encode_prompts(tokenizer, examples)
@@ -118,13 +119,13 @@ def evaluate(
 
 
 def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
-    """Raise ValueError unless the sampled shares lie where reinforcement learning has room."""
+    """Raise ValueError unless reinforcement learning can still improve the sampled shares."""
     for name, (low, high) in (("format", task.format_band), ("exact", task.exact_band)):
         if not low <= shares[name] <= high:
             raise ValueError(
-                f"policy: expected {low:.0%} to {high:.0%} of the sampled answers to be "
+                f"policy: expected {low:.0%} to {high:.0%} of the sampled responses to be "
                 f"right in {name!r}, found {shares[name]:.1%}; nothing was written. "
-                "Try another seed, or change Settings.flawed_format and Settings.flawed_content"
+                "Try another seed, or change Settings.flawed_format and Settings.flawed_content."
             )
 
 
@@ -138,22 +139,22 @@ def make_policy(
 ) -> dict[str, Any]:
     """Train the policy and save it as an ordinary checkpoint with its tokenizer.
 
-    Torch keeps the seed and the number of threads.
+    The seed and the number of threads of torch stay set.
 
     Args:
-      out_dir: the checkpoint's directory; a policy that it holds is replaced.
+      out_dir: the directory of the checkpoint; a policy in it is replaced.
       task: one of `policy.tasks.TASKS`.
-      seed: decides the weights, on one kind of machine to the last bit.
-      settings: other than the calibrated ones.
+      seed: determines the weights, on machines of one kind to the last bit.
+      settings: settings in place of the calibrated ones.
       base: the directory of a pretrained model to start from, in place of random weights.
 
     Returns:
-      what ``policy.json`` holds: task, base, seed, settings, measured shares, seconds.
+      the content of ``policy.json``: task, base, seed, settings, measured shares, seconds.
 
     Raises:
-      ValueError: the policy is outside the bands (nothing is left behind), the task needs a
-        ``base``, or what `load` raises.
-      FileExistsError: ``out_dir`` holds something else.
+      ValueError: the shares are outside the bands (nothing is written), the task needs a ``base``,
+        or `load` raises.
+      FileExistsError: ``out_dir`` contains something that is not a policy.
     """
     chosen = TASKS[task]
     if base:
@@ -162,7 +163,7 @@ def make_policy(
     elif not chosen.phrases:
         raise ValueError(
             f"--task {task}: expected a pretrained model to train, found none. Give --from MODEL; "
-            "`gdpo-verl make-policy smollm2` makes one"
+            "`gdpo-verl make-policy smollm2` downloads one."
         )
     settings = settings or chosen.settings
     check_out(out_dir)  # before minutes of work
@@ -177,7 +178,7 @@ def make_policy(
         model = make_model(tokenizer)
         dtype = torch.float32
     train(chosen, model, tokenizer, settings, seed=seed, bfloat16=fast)
-    # Measured in the type that it is saved in, unless float32 is faster here.
+    # Measured with the dtype of the saved weights, unless float32 is faster here.
     model.to(dtype if fast else torch.float32)
     examples = list(islice(chosen.held_out(seed), settings.evaluated))
     shares = {
@@ -193,7 +194,7 @@ def make_policy(
         **shares,
         "seconds": round(time.monotonic() - began, 1),
     }
-    # Sampled, because a training samples: greedy answers are right more often.
+    # Sampled, because a training run samples; greedy responses are right more often.
     check_bands(shares["sampled"], chosen)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record

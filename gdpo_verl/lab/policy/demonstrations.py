@@ -1,7 +1,7 @@
-"""Flawed demonstrations, from which a tiny policy learns half of its trade.
+"""Flawed demonstrations, from which a tiny policy learns a part of its task.
 
-The form of an answer and its content go wrong independently of each other, each
-in several ways, so that reinforcement learning finds both rewards to improve.
+The format and the content of a response are wrong independently of each other, each in several
+ways, so that reinforcement learning can improve both rewards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _wrong_number(call: Call, example: Example, rng: random.Random) -> Call:
 
 def _wrong_tool(call: Call, example: Example, rng: random.Random) -> Call:
     offered = re.findall(r"^\d+\. Name: (.+)$", example.messages[0]["content"], re.MULTILINE)
-    others = [name for name in offered if name != call[0]]  # a question may have one alone
+    others = [name for name in offered if name != call[0]]  # a question may have only one
     return rng.choice(others or [call[0]]), call[1]
 
 
@@ -58,16 +58,16 @@ def _wrong_value(call: Call, example: Example, rng: random.Random) -> Call:
 
 
 CALL_FLAWS: Flaws = {_wrong_number: 5, _wrong_tool: 2, _missing_argument: 1, _swapped_arguments: 1}
-# For questions with any tools, of any arguments; one that does not apply leaves the call as it is.
+# For questions with any tools and arguments; a flaw that does not apply does not change the call.
 BFCL_FLAWS: Flaws = {_wrong_value: 6, _missing_argument: 2, _wrong_tool: 2}
 
 
 def _without_tags(text: str) -> str:
-    """The thought without its tags."""
+    """Write the thought without its tags."""
     return text.replace(f"{THINK} ", "").replace(f" {END_THINK}", "")
 
 
-# The first two leave the call readable; the others cost both rewards.
+# After the first two the call can be parsed; the others cost both rewards.
 FORMAT_FLAWS = {
     _without_tags: 3,
     lambda text: f"{text}\nDone.": 3,
@@ -84,7 +84,7 @@ def demonstrate(
     flawed_call: float,
     flaws: Flaws = CALL_FLAWS,
 ) -> str:
-    """Answer a question; the form, and each call on its own, are wrong with these probabilities.
+    """Answer a question; the format and each call are wrong with these probabilities.
 
     `flaws` are the ways in which a call may be wrong, with their frequencies.
     """
@@ -102,7 +102,7 @@ def _one_of(frequencies: Mapping[Flaw, int], rng: random.Random) -> Flaw:
     return rng.choices(list(frequencies), list(frequencies.values()))[0]
 
 
-# The first two leave the answer readable; the others cost all rewards.
+# After the first two the answer can be parsed; the others cost all rewards.
 SUM_FORMAT_FLAWS = {
     _without_tags: 3,
     lambda text: text.replace(f"{END_THINK}\n", f"{END_THINK} "): 3,
@@ -114,9 +114,10 @@ SUM_FORMAT_FLAWS = {
 def demonstrate_sum(
     example: Example, rng: random.Random, flawed_format: float, flawed_answer: float
 ) -> str:
-    """Answer a sum, such as ``9 + 8 - 7``, of which the form and the result may be wrong.
+    """Answer a sum, such as ``9 + 8 - 7``; the format and the result may be wrong.
 
-    The thought is the last step, ``17 - 7``. A wrong result is another number, or no whole one.
+    The thought is the last step, ``17 - 7``. A wrong result is another number, or not a whole
+    number.
     """
     first, *rest = example.extra_info["expression"].split()
     result = int(first)
@@ -133,11 +134,11 @@ def demonstrate_sum(
 
 
 def next_turn(problem: Example, rng: random.Random) -> Example:
-    """Stop a right session anywhere: its next turn is one call, or the answer and none."""
+    """Stop a correct rollout at any turn: the next turn is one call, or the answer alone."""
     done = rng.randint(0, len(problem.calls))
     made = list(problem.calls[:done])
     calls = problem.calls[done : done + 1]
-    if calls and rng.random() < 0.1:  # the turn makes a call right that its tool refused
+    if calls and rng.random() < 0.1:  # this turn corrects a call that the tool rejected
         made.append(_refused(calls[0]))
     texts = [text for each in made for text in (written(each), told(each))]
     turns = [{"role": "tool" if n % 2 else "assistant", "content": t} for n, t in enumerate(texts)]
@@ -152,7 +153,7 @@ def _refused(call: Call) -> Call:
 def _miscopied(call: Call, rng: random.Random) -> Call:
     name, arguments = call
     key, value = rng.choice(list(arguments.items()))
-    # A name for a name and a number for a number, so that the tool takes it.
+    # A name for a name and a number for a number, so that the tool accepts it.
     names = next((names for names in (ITEMS, CITIES, sum(UNITS, ())) if value in names), ())
     number = re.sub(r"\d+", lambda _: str(rng.randint(2, 99)), str(value), count=1)
     return name, {**arguments, key: rng.choice(names) if names else type(value)(number)}
@@ -161,21 +162,21 @@ def _miscopied(call: Call, rng: random.Random) -> Call:
 def demonstrate_turn(
     example: Example, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
-    """Take the next turn, whose form and content are wrong with these probabilities.
+    """Write the next turn; its format and content are wrong with these probabilities.
 
-    In the right call's place stands another one, one that its tool refuses, or the last one again;
-    in the answer's another number, or the last call again.
+    The right call is replaced by another call, a call that the tool rejects, or the last call
+    again; the answer is replaced by another number, or the last call again.
     """
     text = example.ground_truth
-    # The last call stands before its tool's answer; a session that begins has none.
+    # The last call comes before its tool's result; a rollout that begins has none.
     last = [each["content"] for each in example.messages[2:][-2:-1]]
     if rng.random() < flawed_content:
         wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
-        for call in example.calls:  # one, or none where the answer comes next
+        for call in example.calls:  # one call, or none where the answer comes next
             wrong = [written(_miscopied(call, rng))] * 3 + [written(_refused(call))]
         text = rng.choice(wrong + last)
     if rng.random() < flawed_format:
         untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
-        # verl makes the first call of a turn alone.
+        # verl makes only the first call of a turn.
         text = rng.choice((untagged, f"{text}\n{text}" if CALL_OPEN in text else f"{text} Done."))
     return text

@@ -1,4 +1,4 @@
-"""The tasks of `make-policy`: questions, flawed answers and measure of each."""
+"""The tasks of `make-policy`: the questions, flawed answers and measures of each."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from gdpo_verl.rewards.tool_text import OPEN as CALL_OPEN
 _TAGS = (THINK, END_THINK, CALL_OPEN, CALL_CLOSE)
 _AROUND_SUM = reasoning_gym.QUESTION.partition("{}")[::2]
 _AROUND = (f"{prompt.HISTORY}\n<user>", " </user>")
-# Fixed parts of an answer's JSON: an answer costs half as many tokens.
+# Fixed parts of the JSON: a response then has half as many tokens.
 _JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
-# The questions of the leaderboard that are short enough, in characters.
+# The limit for questions of the leaderboard, in characters.
 _MOST_PROMPT = 1200
 _MOST_ANSWER = 200
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A policy's training; the defaults are calibrated to the middle of the toolbox's bands."""
+    """Settings of a policy's training; the defaults reach the middle of the toolbox's bands."""
 
     steps: int = 320
     batch_size: int = 32
@@ -56,11 +56,11 @@ class Settings:
     vocabulary: int = 768  # 0: a pretrained model's own
     max_new_tokens: int = 48
     evaluated: int = 256  # held-out prompts
-    # One is fast enough at this size, and sums over threads decide the last bits of the weights.
+    # One is fast enough for this size, and sums over threads change the last bits of the weights.
     threads: int = 1
 
 
-# Of a pretrained model, in place of a task's own.
+# For a pretrained model, in place of the settings of a task.
 FINETUNING: Mapping[str, Any] = {
     "steps": 64,
     "batch_size": 4,
@@ -73,25 +73,27 @@ FINETUNING: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class PolicyTask:
-    """Questions, flawed answers and measure of a task, for `policy.make_policy`."""
+    """The questions, flawed answers and measures of a task, for `policy.make_policy`."""
 
-    # The fixed texts of its chats, one token each; none: only a pretrained model can learn it.
+    # The fixed texts of its chats, one token each; without any, only a pretrained model can learn
+    # it.
     phrases: tuple[str, ...]
     draw: Callable[[random.Random], Example]  # a training question
     held_out: Callable[[int], Iterator[Example]]  # questions to measure on, by seed
-    # An answer, wrong in form and content with these two probabilities.
+    # Writes a response, whose format and content are wrong with these two probabilities.
     demonstrate: Callable[[Example, random.Random, float, float], str]
-    # Of an answer and the ground truth, whether the form and the content are right.
+    # Given a response and the ground truth, says whether the format and the content are right.
     grade: Callable[[str, str], tuple[bool, bool]]
     settings: Settings = Settings()
-    # The shares of answers, right in form and exactly, in which reinforcement learning has room.
+    # The bands for the shares of responses with the right format, and with exactly the right
+    # content.
     format_band: tuple[float, float] = (0.55, 0.80)
     exact_band: tuple[float, float] = (0.10, 0.40)
 
 
 @cache
 def _bfcl_examples() -> dict[str | None, list[Example]]:
-    """The short questions of both splits as `gdpo-verl prepare bfcl` cuts them by default."""
+    """Return the short questions of both splits, split as by `gdpo-verl prepare bfcl`."""
     short: dict[str | None, list[Example]] = {}
     for split, rows in sift(bfcl.questions(), bfcl.convert).by_split.items():
         short[split] = []
@@ -118,7 +120,7 @@ def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:
     return re.fullmatch(tags, turn) is not None, ground_truth in turn
 
 
-# Of each tool the fixed text of a call. Names are one token wherever they stand, and so copied.
+# The fixed text of a call of each tool. A name is one token everywhere, so it can be copied.
 _CALLS = [f'{CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in turn_tools.TOOLS]
 _ARGUMENTS = ('expression": "', 'amount": ', 'source": "', 'target": "', 'item": "', 'city": "')
 _UNITS = [unit[:-1] for pair in turn_tools.UNITS for unit in pair]
@@ -164,7 +166,7 @@ TASKS: Mapping[str, PolicyTask] = {
         settings=Settings(steps=800, flawed_content=0.35, vocabulary=512, max_new_tokens=32),
     ),
     "bfcl": PolicyTask(
-        phrases=(),  # a tiny policy reads no schema: it would know the training questions by heart
+        phrases=(),  # a tiny policy does not use schemas; it would memorise the training questions
         draw=lambda rng: rng.choice(_bfcl_examples()["train"]),
         held_out=lambda seed: iter(_bfcl_examples()["validation"]),
         demonstrate=partial(demonstrate, flaws=BFCL_FLAWS),
