@@ -29,6 +29,7 @@ from typing import Any
 
 from gdpo_verl.names import refuse_unknown
 from gdpo_verl.rewards.judge_text import RATING, named_word, spelled
+from gdpo_verl.rewards.thought import END_THINK
 
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -236,12 +237,12 @@ class Judge:
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
         """The probability of each word of the scale as the token that is `word`; {} without one.
 
-        That token is behind the reply's last colon and last tag, as of a thought.
+        That token is behind the thought and the reply's last colon.
         """
         alternatives: Any = []
         for token in tokens:
             text = token["token"]
-            if ":" in text or ">" in text:
+            if ":" in text or END_THINK in text:
                 alternatives = []
             elif not alternatives and spelled(text) == word:
                 alternatives = token["top_logprobs"]
