@@ -350,7 +350,7 @@ REFUSED = [
     (f"model {TOOLBOX} --samples 0", "--samples: expected at least 1, found 0"),
     (f"model {TOOLBOX} --limit 0", "--limit: expected at least 1, found 0"),
     (f"model {TOOLBOX} --samples 2 --temperature 0",
-     "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all responses are"),
+     "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all responses"),
     (f"model {TOOLBOX} --data data/aime24/test.parquet", "gdpo-verl prepare aime24"),
     # A training that did not end is not taken for an evaluation that did not.
     (f"model {TOOLBOX} --out precious", "--out: expected a new directory, found precious"),

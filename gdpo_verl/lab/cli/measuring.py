@@ -16,6 +16,15 @@ _SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
+    _add_check_reward(commands)
+    _add_replay(commands)
+    _add_evaluate(commands)
+    _add_compare(commands)
+    _add_report(commands)
+    _add_explain(commands)
+
+
+def _add_check_reward(commands: argparse._SubParsersAction) -> None:
     check = commands.add_parser(
         "check-reward",
         help="Check a reward function on rows of the data, before a training run.",
@@ -85,10 +94,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     check.set_defaults(command=_check_reward, takes_overrides=True)
 
-    _add_replay(commands)
-    _add_evaluate(commands)
-    _add_compare(commands)
 
+def _add_report(commands: argparse._SubParsersAction) -> None:
     report = commands.add_parser("report", help="Draw runs as a page with pictures.")
     report.add_argument(
         "runs",
@@ -116,6 +123,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     report.set_defaults(command=_report)
 
+
+def _add_explain(commands: argparse._SubParsersAction) -> None:
     explain = commands.add_parser("explain", help="Explore GDPO and GRPO in the browser.")
     explain.add_argument("--port", type=int, help="Listen at this port. Default: a free port.")
     explain.add_argument(
