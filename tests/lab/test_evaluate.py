@@ -42,7 +42,7 @@ def evaluation(directory, lines, **config):
 
 
 def means(directory, row="all"):
-    found = result.summarise(answers.read(directory))["results"][row]
+    found = result.summarise(answers.read(directory, trust=True))["results"][row]
     return {name: cell["mean"] for name, cell in found.items() if name != "questions" and cell}
 
 
@@ -151,7 +151,7 @@ def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "expected a line for each answer, found none"),
+        ("", "expected a line for each response, found none"),
         *((f"{json.dumps(line('a'))}\n{each}\n", "line 2: expected a response of verl's validation")
           for each in ("{", '{"input": "a"}', "3")),
     ],
@@ -350,7 +350,7 @@ REFUSED = [
     (f"model {TOOLBOX} --samples 0", "--samples: expected at least 1, found 0"),
     (f"model {TOOLBOX} --limit 0", "--limit: expected at least 1, found 0"),
     (f"model {TOOLBOX} --samples 2 --temperature 0",
-     "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all answers are"),
+     "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all responses"),
     (f"model {TOOLBOX} --data data/aime24/test.parquet", "gdpo-verl prepare aime24"),
     # A training that did not end is not taken for an evaluation that did not.
     (f"model {TOOLBOX} --out precious", "--out: expected a new directory, found precious"),

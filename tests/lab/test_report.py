@@ -149,7 +149,7 @@ def test_a_broken_line_is_ignored_and_named(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", lines, end='{"step": 2, "data": {"gdpo/format/me')
     run = read_run(tmp_path)
     assert list(run.metrics) == [1]
-    said = [f"Line {n} of metrics.jsonl is not a whole metrics line; ignored." for n in (2, 4)]
+    said = [f"Line {n} of metrics.jsonl is not a complete metrics line; ignored." for n in (2, 4)]
     assert set(said) <= set(run.notes)
 
 

@@ -310,5 +310,5 @@ def test_a_condition_on_a_penalty_is_warned_of(caplog: pytest.LogCaptureFixture)
     config = GdpoConfig.from_algorithm({"gdpo": {"conditions": conditions}})
     config.resolve([FORMAT, Component("length", -1, 1)])
     assert caplog.text == ""
-    config.resolve([FORMAT, Component("length", None, 0)])
+    config.resolve([FORMAT, Component("length", -1, 0)])
     assert "algorithm.gdpo.conditions.length: 'length' is never above 0" in caplog.text

@@ -16,6 +16,15 @@ _SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
+    _add_check_reward(commands)
+    _add_replay(commands)
+    _add_evaluate(commands)
+    _add_compare(commands)
+    _add_report(commands)
+    _add_explain(commands)
+
+
+def _add_check_reward(commands: argparse._SubParsersAction) -> None:
     check = commands.add_parser(
         "check-reward",
         help="Check a reward function on rows of the data, before a training run.",
@@ -27,11 +36,11 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         help="Use the configuration of this recipe, for example toolbox/gdpo. Default: verl's own "
         "ppo_trainer.",
     )
-    check.add_argument(
-        "--config-dir",
-        type=Path,
-        help="Look for the recipe in this folder. Default: the recipes of gdpo-verl.",
-    )
+    for option, place, about in (
+        ("--config-dir", "DIR", "Look for the recipe in DIR. Default: the recipes of gdpo-verl."),
+        ("--json", "FILE", "Write the report with each response to FILE. Default: no file."),
+    ):
+        check.add_argument(option, metavar=place, type=Path, help=about)
     check.add_argument(
         "--function",
         metavar="PATH:NAME",
@@ -44,17 +53,11 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
         action="append",
         help="Take the rows from this file; may be repeated. Default: data.train_files.",
     )
-    check.add_argument(
-        "--rows",
-        type=int,
-        help="Use this number of rows. Default: 64, or all prompts of the file of --answers.",
-    )
-    check.add_argument(
-        "--samples",
-        metavar="N",
-        type=int,
-        help="Sample N responses of the model to each row. Default: actor_rollout_ref.rollout.n.",
-    )
+    for option, about in (
+        ("--rows", "Use N rows. Default: 64, or all prompts of the file of --answers."),
+        ("--samples", "Sample N responses to each row. Default: actor_rollout_ref.rollout.n."),
+    ):
+        check.add_argument(option, metavar="N", type=int, help=about)
     given = check.add_mutually_exclusive_group()
     given.add_argument(
         "--answers",
@@ -71,24 +74,13 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     for option, about in (
         ("--timeout", "Stop a call of the reward function after S seconds. Default: 60."),
-        (
-            "--step-seconds",
-            "A training step takes S seconds, of which one call may take 5 %%. Default: 60.",
-        ),
+        ("--step-seconds", "A call may take 5 %% of S, the seconds of a step. Default: 60."),
     ):
         check.add_argument(option, metavar="S", type=float, default=60.0, help=about)
-    check.add_argument(
-        "--json",
-        metavar="FILE",
-        type=Path,
-        help="Write the report with each response to FILE. Default: no file is written.",
-    )
     check.set_defaults(command=_check_reward, takes_overrides=True)
 
-    _add_replay(commands)
-    _add_evaluate(commands)
-    _add_compare(commands)
 
+def _add_report(commands: argparse._SubParsersAction) -> None:
     report = commands.add_parser("report", help="Draw runs as a page with pictures.")
     report.add_argument(
         "runs",
@@ -116,6 +108,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     report.set_defaults(command=_report)
 
+
+def _add_explain(commands: argparse._SubParsersAction) -> None:
     explain = commands.add_parser("explain", help="Explore GDPO and GRPO in the browser.")
     explain.add_argument("--port", type=int, help="Listen at this port. Default: a free port.")
     explain.add_argument(
