@@ -226,7 +226,7 @@ def test_our_manager_makes_the_configured_sum_and_counts_tokens(check):
     (answer,) = report["answers"]
     assert answer["returned"] == {"score": 10.0, "tokens": 5, "mentions": 1.0}
     assert (status, answer["score"]) == (0, 10.0)
-    assert "bytes, for there is no actor_rollout_ref.model.path here" in shown
+    assert "bytes, because actor_rollout_ref.model.path is not on this machine" in shown
     _, shown, _ = check("measures", *options)
     assert "PROBLEM  row 2 (answers.jsonl): it raised KeyError: 'response_length'" in shown
 

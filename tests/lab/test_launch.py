@@ -309,7 +309,10 @@ def test_a_rejected_run_is_not_retried_and_may_be_corrected(tmp_path, capsys):
 
     assert main(["train", "toolbox/gdpo", "--run", str(run), "--retries", "3", *overrides]) == 1
     error = capsys.readouterr().err
-    assert f"ModuleNotFoundError: No module named 'no_such_package' ({rewards}:2). Inst" in error
+    assert (
+        f"ModuleNotFoundError: No module named 'no_such_package' ({rewards}:2). Correct this"
+        in error
+    )
     assert "retr" not in error
     assert f"Its log: {run / 'train.log'}" in error
     assert not (run / "done").exists()

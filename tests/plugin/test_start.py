@@ -84,7 +84,7 @@ def test_model_that_is_here_or_may_be_fetched_is_not_refused(path: str) -> None:
 
 
 def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
-    with pytest.raises(ValueError, match="nor in the hub's cache, and HF_HUB_OFFLINE keeps from"):
+    with pytest.raises(ValueError, match="nor in the hub's cache, and HF_HUB_OFFLINE does not"):
         check_model(training("models/cached"))
     # As huggingface_hub leaves a model's configuration.
     cached = toolbox_policy.parents[1] / "cache" / "models--models--cached"

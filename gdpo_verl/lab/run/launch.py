@@ -185,7 +185,9 @@ def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
     if platform:
         environment["VERL_PLATFORM"] = platform
     # vLLM would compile FlashInfer's sampler, for which many machines lack a compiler.
-    if config.trainer.device == "cuda" and not importlib.util.find_spec("flashinfer_jit_cache"):
+    if config.trainer.get("device") == "cuda" and not importlib.util.find_spec(
+        "flashinfer_jit_cache"
+    ):
         environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return environment | {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS)}
 
