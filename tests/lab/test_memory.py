@@ -80,7 +80,7 @@ def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path):
     vocabulary, batch, *_ = dry_run.dry_run("toolbox/grpo", tmp_path / "run", overrides).problems
     assert vocabulary.startswith(f"{MODEL}.path: expected weights for every token, found 2 rows")
     assert batch == (
-        f"{ROWS}: expected a divisor of the 128 responses of a device, found 48. Take 16, or set "
+        f"{ROWS}: expected a divisor of the 128 responses of a device, found 48. Use 16, or set "
         f"{ACTOR}.use_dynamic_bsz=true."
     )
 

@@ -198,7 +198,7 @@ def test_a_component_named_acc_is_not_scored_either() -> None:
 
 def test_a_judge_that_fails_for_most_ends_the_training() -> None:
     batch = of_one_prompt(SCORED, judged(OSError("connection refused")), judged("late"))
-    with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout': see to"):
+    with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout'\. Check"):
         batch.check_errors()
     assert batch.error_share == pytest.approx(2 / 3)
 

@@ -75,6 +75,6 @@ def test_the_configuration_counts_for_components_that_are_handed_over(
 
 
 def test_without_a_configuration_it_says_what_is_missing() -> None:
-    message = "(?s)without reward components.*config and non_tensor_batch"
+    message = "(?s)expected the reward components.*config and non_tensor_batch"
     with pytest.raises(RuntimeError, match=message):
         computed(None, format=FORMAT)

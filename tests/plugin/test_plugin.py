@@ -83,7 +83,7 @@ def test_hook_that_raises_is_reported_and_does_not_break_the_import(
     def broken(module: object) -> None:
         raise KeyError("moved upstream")
 
-    assert "gdpo-verl could not be set up on some.module" in caplog.text
+    assert "gdpo-verl could not be installed into some.module" in caplog.text
     assert "doctor" in caplog.text
 
 

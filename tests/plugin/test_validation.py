@@ -129,7 +129,7 @@ REFUSED = [
     (
         "gdpo",
         [f"{DERIVED}:brevity", "trainer.use_v1=false"],
-        r"algorithm\.gdpo\.derived: needs what",
+        r"algorithm\.gdpo\.derived: works only",
     ),
     ("gdpo", ["+algorithm.whiten=none"], r"algorithm\.whiten: .* Did you mean 'gdpo\.whiten'\?"),
     ("grpo", ["++algorithm.gdpo.conditoins={}"], r"algorithm\.gdpo\.conditoins: .*'conditions'"),
@@ -173,10 +173,10 @@ MICRO = "log_prob_micro_batch_size_per_gpu"
 # The toolbox has 32 prompts a step, 16 a mini-batch, 8 responses each.
 DIVIDED = [
     ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=48"], r"actor\.ppo_micro_batch_size_per_gpu: .* 128 "),
-    ([f"{ROLLOUT}.{MICRO}=96"], rf"{ROLLOUT}\.{MICRO}: .* 256 responses.* found 96\. Take 32, or"),
+    ([f"{ROLLOUT}.{MICRO}=96"], rf"{ROLLOUT}\.{MICRO}: .* 256 responses.* found 96\. Use 32, or"),
     (
         [f"{ACTOR}.use_kl_loss=true", f"actor_rollout_ref.ref.{MICRO}=5"],
-        rf"actor_rollout_ref\.ref\.{MICRO}: .* found 5\. Take 1, ",
+        rf"actor_rollout_ref\.ref\.{MICRO}: .* found 5\. Use 1, ",
     ),
     # verl fills 24 prompts up to 2 mini-batches.
     (["data.train_batch_size=24", f"{ROLLOUT}.{MICRO}=192"], "the 256 responses"),

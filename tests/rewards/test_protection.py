@@ -91,9 +91,9 @@ def test_without_protection_it_refuses_and_names_the_key_and_the_remedies(nothin
     with pytest.raises(Unprotected) as refused:
         best_protection()
     said = str(refused.value)
-    assert said.startswith("allow_unprotected: false")
+    assert said.startswith("allow_unprotected: expected a protection")
     key = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
-    assert in_configuration(refused.value).startswith(f"{key}: false")
+    assert in_configuration(refused.value).startswith(f"{key}: expected a protection")
     assert "apt install bubblewrap" in said
     assert "not on this machine" in said
 

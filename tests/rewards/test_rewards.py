@@ -140,7 +140,7 @@ def test_a_bad_ground_truth_is_refused_and_in_training_counted_and_said_once(
     for text in answers if name == "math_length" else ["", *answers]:
         assert judged(name, text, truth) == lowest
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"{name}: a row gets the minimum" in caplog.text
+    assert f"{name}: a row gets the lowest rewards" in caplog.text
 
 
 # ---------------------------------------------------------------- settings, and the length
@@ -155,7 +155,7 @@ def test_the_limit_of_the_length_can_be_set(name):
 @pytest.mark.parametrize("extra_info", [None, {}, {"response_length": None}], ids=str)
 @pytest.mark.parametrize("name", ["math_length", "code"])
 def test_without_the_response_length_the_error_names_the_manager(name, extra_info):
-    with pytest.raises(ValueError, match="reward manager gdpo_components"):
+    with pytest.raises(ValueError, match=r"reward_manager\.name=gdpo_components"):
         judged(name, *RIGHT[name], extra_info=extra_info)
 
 

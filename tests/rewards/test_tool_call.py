@@ -75,7 +75,7 @@ def test_the_published_rules_say_on_which_ground_truth_they_crash(caplog, monkey
     for ground_truth in (block("not json"), None):
         monkeypatch.setattr(parse_error, "_warned", set())
         verdict(ANSWER, ground_truth, strict=False)
-        assert "tool_call: a row gets the minimum" in caplog.text
+        assert "tool_call: a row gets the lowest rewards" in caplog.text
         caplog.clear()
 
 
