@@ -62,6 +62,7 @@ CONTRACT: Contract = {
     # Rewards, and the check of a run before it starts.
     "utils.config": [_D("validate_config", "config ...")],
     "trainer.main_ppo": [_D("run_ppo", "config ...")],
+    "trainer.constants_ppo": [_D("get_ppo_ray_runtime_env", "config")],
     "utils.import_utils": [_D("load_extern_object", "module_path object_name ...")],
     "trainer.ppo.reward": [
         _D("resolve_reward_manager_cls", "config"),

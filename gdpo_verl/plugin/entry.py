@@ -90,7 +90,7 @@ def _listen_locally(constants: Any) -> None:
     def runtime_env(original: Any, config: Any = None) -> Any:
         from gdpo_verl.plugin import loopback, validation
 
-        if config is not None and validation.uses_plugin(config):
+        if config is not None and "algorithm" in config and validation.uses_plugin(config):
             loopback.listen_locally(config)
         return original(config)
 
@@ -99,9 +99,12 @@ def _listen_locally(constants: Any) -> None:
 
 @when_imported("torch.distributed.rendezvous")
 def _keep_stores_local(rendezvous: Any) -> None:
-    from gdpo_verl.plugin import loopback
+    def store(original: Any, *positional: Any, **arguments: Any) -> Any:
+        from gdpo_verl.plugin import loopback
 
-    loopback.keep_stores_local(rendezvous)
+        return original(*positional, **loopback.store_arguments(arguments))
+
+    wrap(rendezvous, "TCPStore", store)
 
 
 @when_imported("verl.trainer.ppo.v1")

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.model import joins_cluster
 
 ADDRESS = "127.0.0.1"
@@ -59,16 +58,13 @@ def bind(host: str, port: int = 0) -> int:
         return bound.detach()
 
 
-def keep_stores_local(rendezvous: Any) -> None:
-    """Give torch's `TCPStore` a socket that listens at 127.0.0.1 only, where that is its host.
+def store_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a torch `TCPStore` that listens at its own host only.
 
-    Its own listens on all interfaces (torch/distributed/rendezvous.py, `_create_c10d_store`).
+    torch's store listens on all interfaces, also if its host is 127.0.0.1
+    (torch/distributed/rendezvous.py, `_create_c10d_store`), unless it is given a socket.
     """
-
-    def make(original: Any, *positional: Any, **arguments: Any) -> Any:
-        if arguments.get("host_name") == ADDRESS and arguments.get("is_master"):
-            with contextlib.suppress(OSError):  # then this process has a store there, and shares it
-                arguments["master_listen_fd"] = bind(ADDRESS, arguments["port"])
-        return original(*positional, **arguments)
-
-    wrap(rendezvous, "TCPStore", make)
+    if arguments.get("host_name") == ADDRESS and arguments.get("is_master"):
+        with contextlib.suppress(OSError):  # this process has a store there, which is shared
+            return arguments | {"master_listen_fd": bind(ADDRESS, arguments["port"])}
+    return arguments

@@ -65,8 +65,7 @@ def make_card(args: argparse.Namespace) -> Card:
     echoes = []
     for row, (answer, number) in zip(rows, known, strict=True):
         found = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", row["question"])
-        # A response that repeats a number of the question is right only by chance, so it is left
-        # out.
+        # Left out: a response that repeats a number of the question, right only by chance.
         if found and gsm8k.parse_ground_truth(found[-1]) != number:
             echoes.append((found[-1], answer))
     count(False, "the question's last number", echoes)
@@ -80,8 +79,7 @@ def make_card(args: argparse.Namespace) -> Card:
         truth = row["ground_truth"].rpartition("A: ")[2]
         for found in row.values():
             if isinstance(found, dict):
-                # Without the annotations of the calculator, <<2*3=6>>, which models do not write
-                # today.
+                # Without the calculator's annotations, <<2*3=6>>, which no model writes today.
                 text = re.sub(r"<<.*?>>", "", found["solution"])
                 real.append((formed(text, truth, "\nA: "), found["is_correct"]))
     card.count_real("real answers", real)

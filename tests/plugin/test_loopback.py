@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
 import psutil
 from omegaconf import OmegaConf
@@ -24,13 +23,12 @@ def addresses(port: int) -> set[str]:
 
 
 def test_store_of_one_machine_is_at_its_loopback_address_alone():
-    rendezvous = SimpleNamespace(TCPStore=TCPStore)
-    loopback.keep_stores_local(rendezvous)
     arguments = {"host_name": "127.0.0.1", "world_size": 1, "is_master": True, "multi_tenant": True}
-    store = rendezvous.TCPStore(port=0, **arguments)
+    store = TCPStore(**loopback.store_arguments(arguments | {"port": 0}))
     assert addresses(store.port) == {"127.0.0.1"}
     store.set("key", "value")
-    again = rendezvous.TCPStore(port=store.port, **arguments)  # a second group shares the store
+    # A second group shares the store.
+    again = TCPStore(**loopback.store_arguments(arguments | {"port": store.port}))
     assert again.get("key") == b"value"
     # torch's own is reachable from everywhere.
     alone = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

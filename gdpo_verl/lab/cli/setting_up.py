@@ -11,11 +11,19 @@ from gdpo_verl.lab.tasks.catalog import data_sets
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
+    _add_doctor(commands)
+    _add_prepare(commands)
+    _add_make_policy(commands)
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
     doctor = commands.add_parser(
         "doctor", help="check whether GDPO can run here, and say what to do if it cannot"
     )
     doctor.set_defaults(command=_doctor)
 
+
+def _add_prepare(commands: argparse._SubParsersAction) -> None:
     prepare = commands.add_parser("prepare", help="write a data set in verl's columns")
     prepare.add_argument("dataset", choices=list(data_sets()), help="the data set that is prepared")
     prepare.add_argument(
@@ -61,6 +69,8 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     )
     prepare.set_defaults(command=_prepare)
 
+
+def _add_make_policy(commands: argparse._SubParsersAction) -> None:
     policy = commands.add_parser(
         "make-policy", help="make the policy from which a run starts: a tiny or a pretrained one"
     )
