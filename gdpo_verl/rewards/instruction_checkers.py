@@ -188,14 +188,14 @@ def _has_sections(options: Mapping[str, Any], text: str) -> bool:
     number = "" if marker.endswith(":") else r"\s?(\d+)"
     heads = re.findall(rf"(?<!\w){re.escape(marker)}{number}", text)
     sections = set(heads) if number else heads
-    return len(sections) == options["num_sections"]
+    return bool(len(sections) == options["num_sections"])
 
 
 def _has_paragraphs(options: Mapping[str, Any], text: str) -> bool:
     # Between them stands *** or a line * * *; ***bold*** is no divider.
     dividers = r"(?m)(?<![\w*])\*\*\*(?!\S)|^[^\S\n]*\* \* \*[^\S\n]*$"
     paragraphs = re.split(dividers, text)
-    return sum(map(_has_word, paragraphs)) == options["num_paragraphs"]
+    return bool(sum(map(_has_word, paragraphs)) == options["num_paragraphs"])
 
 
 def _has_word(text: str) -> bool:
