@@ -304,7 +304,7 @@ NOT_TRAINING = "--from: expected a parquet file of training rows, whose prompt t
 REFUSED = [
     ("toolbox --from x", {}, "--from: toolbox makes its own rows"),
     ("bfcl --validation 3", {}, "--validation: bfcl makes its own rows"),
-    ("aime24 --validation 3", {}, "--validation: aime24 is a benchmark, of which nothing is held out"),
+    ("aime24 --validation 3", {}, "--validation: aime24 is a benchmark, of which"),
     ("gsm8k --from a.jsonl --validation 0", {"a.jsonl": []}, "expected at least 1 row, found 0"),
     ("gsm8k --max-prompt-length 3", {}, "counts tokens. Give --model"),
     ("gsm8k --model /no/such/model", {}, "--model: cannot load a tokenizer from"),
