@@ -51,7 +51,8 @@ def expressions(source: str) -> Iterator[tuple[str, int]]:
         if ast.unparse(node.func.value) != "re" or node.func.attr not in FUNCTIONS:
             continue
         words = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
-        flags = [ast.unparse(word) for word in words if "re." in ast.unparse(word)]
+        texts = [ast.unparse(word) for word in words]
+        flags = [text for text in texts if re.fullmatch(r"re\.[A-Z]+( \| re\.[A-Z]+)*", text)]
         flag = int(eval(flags[0], {"re": re})) if flags else 0
         if isinstance(node.args[0], ast.Constant | ast.JoinedStr | ast.BinOp):
             with contextlib.suppress(AttributeError):  # another module's constant

@@ -29,7 +29,7 @@ for _package in ("math_verify", "pint"):
     if importlib.util.find_spec(_package) is None:
         raise ModuleNotFoundError(
             f"gdpo_verl.rewards.math_length: expected the package {_package}, found none. "
-            "Install the extra `rewards`: pip install 'gdpo-verl[rewards]'"
+            "Run in a clone of gdpo-verl: pip install '.[rewards]'"
         )
 
 LIMIT = 4000  # the paper's, in tokens

@@ -73,7 +73,7 @@ def test_the_rewards_for_mathematics_name_their_extra():
     )
     assert process.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: gdpo_verl.rewards.math_length: expected the package pint, found "
-        "none. Install the extra `rewards`: pip install 'gdpo-verl[rewards]'"
+        "none. Run in a clone of gdpo-verl: pip install '.[rewards]'"
     )
 
 

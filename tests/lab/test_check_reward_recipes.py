@@ -56,7 +56,8 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe):
     assert status == 1
     assert (
         "row 1 (ground truth): parse_error 9: the reward cannot read the row's ground truth and "
-        "gives every answer the minimum. Correct it, or leave the row out of the data (and 1 more)"
+        "gives every response the minimum. Correct it, or leave the row out of the data (and 1 "
+        "more)"
     ) in report["problems"]
 
 
@@ -88,7 +89,7 @@ def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe):
     assert status == 0
     assert all(answer["score"] == 0.0 for answer in report["answers"])
     assert "note     every component is constant in each of" in shown
-    assert "give real ones with --answers, or sample them with --model" in shown
+    assert "give real ones with `gdpo-verl check-reward --answers`" in shown
 
     right, three, four = (
         f"```python\nprint({text})\n```" for text in ("2 * int(input())", "3", "4")

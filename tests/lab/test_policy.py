@@ -243,7 +243,7 @@ FOLDER = "expected a new or empty directory or a policy, found other files"
         ),
         (
             "smollm2 --from a",
-            "--from: smollm2 is fetched and not trained; leave one of the two out",
+            "--from: smollm2 is fetched and not trained. Leave out --from or smollm2",
         ),
         ("--out thesis", FOLDER),
         ("smollm2 --out thesis", FOLDER),

@@ -340,7 +340,7 @@ REFUSED = [
     ("bfcl-v3 --from a.parquet", {}, f"{NOT_TRAINING} 'a.parquet'"),
     ("bfcl-v3 --from a.parquet", {"a.parquet": [problem(1)]}, NOT_TRAINING),
     ("bfcl-v3 --from a.parquet", {"a.parquet": rows_of("1+1?")}, "prompts of a.parquet, found 0"),
-    ("bfcl-v3 --from a.parquet", {"a.parquet": asked_with("a", "b")}, "found 2. Give a file of"),
+    ("bfcl-v3 --from a.parquet", {"a.parquet": asked_with("a", "b")}, "found 2 texts. Use a file"),
 ]  # fmt: skip
 
 

@@ -184,4 +184,4 @@ def test_nothing_sticks_out_on_a_phone(open_page, report):
 def test_a_report_without_dumps_runs_no_browser_of_rollouts(open_page, tmp_path):
     write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
     opened = open_page(write_report([tmp_path / "run"], tmp_path))
-    assert "No completions could be read" in opened.inner_text("body")
+    assert "No responses could be read" in opened.inner_text("body")

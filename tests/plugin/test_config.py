@@ -296,11 +296,13 @@ def test_a_component_that_the_reward_does_not_return_is_refused() -> None:
 
 def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
     scheduled = f"schedule: {{length: {RAMP}}}"
-    with pytest.raises(ValueError, match=r"weights: the variant 'rvpo' .* undefined with weights"):
+    with pytest.raises(
+        ValueError, match=r"weights: the variant 'rvpo' is not defined with different weights"
+    ):
         read(f"gdpo: {{variant: rvpo, {scheduled}}}").resolve(DECLARED)
     with pytest.raises(ValueError, match=r"schedule\.length: .* gives it -0\.5\. Remove"):
         read(f"{{{WEIGHTS}: {NEGATIVE}, gdpo: {{{scheduled}}}}}").resolve(DECLARED)
-    message = r"algorithm\.gdpo\.variant: .* known for \['length'\].*Component\(name, low"
+    message = r"algorithm\.gdpo\.variant: .* these have none: \['length'\].*Component\(name, low"
     with pytest.raises(ValueError, match=message):
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
 

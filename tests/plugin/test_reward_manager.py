@@ -234,7 +234,7 @@ def test_a_row_without_the_components_keeps_the_functions_own_score(
     expected = "row of data source 'mine': expected compute_score to return a dict .*, found None"
     no_dict = session(*ONE, ground_truth="no dict")
     no_dict.non_tensor_batch["data_source"] = np.array(["mine"])  # of numpy's own texts
-    with pytest.raises(ValueError, match=expected + r"\. .* run `gdpo-verl check-reward`"):
+    with pytest.raises(ValueError, match=expected + r"\. .* use `gdpo-verl check-reward`"):
         score(built, no_dict)
 
 

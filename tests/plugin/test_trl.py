@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gdpo": {"gamma": 0.9}}, r"gdpo\.gamma: 0\.9 asks verl's trainer"),
     ({"gdpo": "dvao"}, "gdpo: expected a mapping, found 'dvao'"),
     ({"gdpo": {"gdpo_reward_keys": ["component_3"]}}, "'component_3' is not .* of reward_funcs"),
-    ({"gdpo": {"gdpo": {"variant": "sa_mrpo"}}}, "known for .* ranges={name: "),
+    ({"gdpo": {"gdpo": {"variant": "sa_mrpo"}}}, "these have none: .* ranges={name: "),
     ({"gdpo": {"gdpo": {"variant": "pkg://json:dumps"}}}, "gdpo.gdpo.variant: 'dumps' failed"),
     ({"gdpo": {"gdpo": {"variant": "corr_grpo"}}, "group_size": 2}, "GRPOConfig.num_generations:"),
     ({"gdpo": {"gdpo": {"credit": "turn"}}}, r"gdpo\.gdpo\.credit: TRL's reward functions return"),

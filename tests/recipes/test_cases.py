@@ -57,7 +57,9 @@ def test_a_reward_by_turn_is_the_same_divided_among_the_turns(case: dict[str, An
 
 def test_two_calls_in_a_turn_cannot_be_told_apart() -> None:
     about = {"calls": 1, "tool_rewards": [1.0, 1.0], "num_turns": 2}
-    with pytest.raises(ValueError, match=r"one call in each of 1 turns, found 2\. Set max_"):
+    with pytest.raises(
+        ValueError, match=r"one call in each of 1 turns, found 2\. Set actor_rollout_ref\."
+    ):
         tool_turns.compute_score_by_turn("", "", "42", about)
 
 

@@ -334,7 +334,7 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ({"request": ["a"]}, r"\.request: expected a mapping"),
         ({"name": "score"}, r"\.name: 'score' cannot be the name of a component"),
         ({"function": "two"}, r"\.name: expected distinct names of components"),
-        ({"function": "undeclared"}, r": the reward function declares no components beside the"),
+        ({"function": "undeclared"}, r": the reward function declares no components in addition"),
         ({"reward": NAIVE}, r": .*=naive asks no judge\. Set it to gdpo"),
     ],
 )
