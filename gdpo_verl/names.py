@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 SCORES = "rewards/"
-"""How the names of metrics begin that describe a reward under any estimator."""
+"""The first part of the names of metrics that describe a reward under any estimator."""
 DECOMPOSITION = "gdpo/"
-"""How the names of metrics begin that describe the decomposition."""
+"""The first part of the names of metrics that describe the decomposition."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Find the definition of a function in a program, which may be cut off or no Python at all.
+"""Find the definition of a function in a program, which may be cut off, or may not be Python.
 
 The program comes from an adversary. It is read as tokens, in linear time: Python's own parser can
 take exponential time or exhaust the stack, and reads no program that was cut off.
@@ -57,7 +57,7 @@ def _statements(source: str) -> Iterator[tuple[int, str]]:
     """
     tokens: list[str] = []
     indent = 0  # of the statement
-    margin = 0  # of the line; one more behind the head of a function
+    margin = 0  # of the line; one more after the head of a function
     depth = 0  # of brackets
     line_begins = True
     for match in _TOKEN.finditer("\n" + source):

@@ -1,6 +1,6 @@
 """Read what a code reward is given: the program of an answer, and the tests of a row.
 
-The answer comes from an adversary, the policy itself: reading any takes linear time.
+The response comes from an adversary, the policy itself: reading it takes linear time.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Tests:
     inputs: list[Any]  # a text, a list of arguments, or the source of a test
     outputs: list[Any] = field(default_factory=list)  # a text or a JSON value; none for 'assert'
     name: str = ""  # the function to call
-    setup: str = ""  # runs before the answer, as a prompt's imports
+    setup: str = ""  # runs before the program, such as the imports of a prompt
 
 
 def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
-    """The program of an answer: its last block fenced as Python, else its last unlabelled; or ''.
+    """Return the program of a response: its last block with Python's label, or without a label.
 
-    Where a function is asked for, it is the last of them that defines it, if one does: models
-    show in a further block how it is used, or its head alone. The thought is no part of an answer:
-    it reaches to the last `</think>` that is not in quotes, and `<think>` at a line's beginning
-    behind that begins one without an end, which leaves no answer.
+    If the tests call a function, it is the last of these blocks that defines the function, if one
+    does: models show in a further block how it is used, or only its head. Without a block the
+    result is ''. The thought is left out. It reaches to the last `</think>` that is not in quotes.
+    A `<think>` at the beginning of a line after that has no end, and there is no program.
 
     Args:
       text: the assistant's turn.
@@ -85,8 +85,8 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
 def _blocks(text: str) -> list[tuple[str, str]]:
     """The label and the source of each fenced block of a text, but not of empty ones.
 
-    A fence opens a block at the beginning of a line or a list's item. Behind other text, where one
-    may be talked about, it does so if its label is Python's or the text ends in `:` or `>`. The
+    A fence opens a block at the beginning of a line or a list's item. After other text, which
+    may talk about fences, it does so if its label is Python's or the text ends in `:` or `>`. The
     block reaches to a line that begins with a fence as long, no label, and at most three spaces
     more. Without one it reaches to any fence in it, to `</answer>` or to the text's end.
     """

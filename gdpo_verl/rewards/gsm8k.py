@@ -3,13 +3,13 @@
 Use them where the answer is one number.
 Assumes: the prompt asks for the tags below; the ground truth is a number, or ends in #### and one.
 
-The three rewards of the GSM8K example of GDPO (https://arxiv.org/abs/2601.05242). An answer is
+The three rewards of the GSM8K example of GDPO (https://arxiv.org/abs/2601.05242). A response is
 
     <think>why</think>
     <answer>42</answer>
 
-`strict=False` gives the published rules' verdicts, defects included. Both take time linear in
-the text, which comes from an adversary, the policy itself.
+`strict=False` selects the published rules, with their faults. Both rules take time linear in the
+text, which comes from an adversary: the policy itself.
 """
 
 from __future__ import annotations
@@ -49,26 +49,27 @@ def compute_score(
     strict: bool = True,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """The three rewards of one answer, in the form in which verl calls a reward function.
+    """Compute the three rewards of one response, with the arguments that verl passes.
 
-    Strict: the answer stands between the last answer tags behind the last `</think>`, and
-    is a number such as 42, -3, +7, 1,000, 42.0 or .5, as $42$, **42**, \\boxed{42}, $42 or 42%
-    too. It is right when it is the same number as the ground truth, and an integer when nothing
-    but zeros follows its point. The format is a thought, newlines and an answer, neither empty,
-    and nothing else.
+    Strict rules: the answer is the text in the last answer tags after the last `</think>`. It is a
+    number such as 42, -3, +7, 1,000, 42.0 or .5, which may be written as $42$, **42**,
+    \\boxed{42}, $42 or 42%. It is right if it is the number of the ground truth, and an integer if
+    only zeros follow its point. The format is a thought, newlines and an answer, neither of
+    them empty, and nothing else.
 
-    Published: text between the last answer tags, else the whole text; right when it is the
-    very text behind #### in the ground truth; an integer by `str.isdigit`.
+    Published rules: the answer is the text in the last answer tags, or the whole text without
+    tags. It is right if it equals the text after #### in the ground truth, and an integer
+    according to `str.isdigit`.
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
       solution_str: the assistant's turn.
       ground_truth: a number, or a solution that ends in #### and a number.
-      strict: False for the published rules' verdicts.
+      strict: False for the published rules.
 
     Returns:
       correctness, integer and format, 0.0 or 1.0; score, their sum; parse_error, a
-      `ParseError`. The same keys for any text; 0 for all where the ground truth is malformed.
+      `ParseError`. The keys are the same for any text. All are 0 if the ground truth is malformed.
 
     >>> compute_score("gsm8k", "<think>6 * 7</think>\\n<answer>42.0</answer>", "... #### 42")
     {'score': 3.0, 'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'parse_error': 0}
@@ -89,9 +90,9 @@ def compute_score(
 
 
 def parse_ground_truth(ground_truth: str) -> str:
-    """The number of a ground truth, without commas, leading zeros and zeros behind the point.
+    """Return the number of a ground truth, without commas, leading zeros and zeros at its end.
 
-    Raises ValueError where there is none, neither in it nor behind its ####.
+    Raises ValueError if there is none.
 
     >>> parse_ground_truth("600 + 400 = 1000, so #### 1,000")
     '1000'

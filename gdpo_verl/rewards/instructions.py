@@ -57,7 +57,7 @@ def compute_score(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, float | None]:
-    """Judge a text by its instructions, in the form in which verl calls a reward function.
+    """Compute the rewards of a text from its instructions, with the arguments that verl passes.
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
@@ -66,8 +66,8 @@ def compute_score(
 
     Returns:
       for each kind the share of its constraints that are followed, None where there is none;
-      relevance, the cosine to the topic, at least 0; own_words, 1 for a text that says something
-      beside the words that name the topic (`has_own_words`), else 0; score, the sum of these;
+      relevance, the cosine to the topic, at least 0; own_words, 1 for a text that says something in
+      addition to the words that name the topic (`has_own_words`), else 0; score, the sum of these;
       unchecked, the constraints that no checker knows or that lacks its data;
       parse_error. An empty text gets 0 for all.
     """

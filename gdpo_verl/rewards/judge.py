@@ -1,12 +1,12 @@
 """A judge: a language model that rates each response, as a reward component from 0 to 1.
 
-Use it for what no rule can tell, behind a gate or condition on one that a rule can.
-Assumes: the judge's noise is small beside what it tells: GDPO makes both as large.
+Use it for a quality that no rule can check, with a gate or a condition on a rule.
+Assumes: the judge's noise is small, because GDPO scales it up with the judge's signal.
 
-It is asked over the chat completions of an OpenAI-compatible server, as vLLM is, for structured
-output: a JSON object that holds one word of the scale. The component is the expected value of its
-reply: with the value v(w) from 0 to 1 of each word w of the scale, and its probability p(w) as the
-first token of the rating,
+The judge is asked through the chat completions of an OpenAI-compatible server, such as vLLM. The
+request asks for structured output: a JSON object that contains one word of the scale. The component
+is the expected value of the reply. With the value v(w) from 0 to 1 of each word w of the scale, and
+its probability p(w) as the first token of the rating, it is
 
     r = sum_w p(w) v(w) / sum_w p(w)
 
@@ -54,20 +54,20 @@ class Judge:
     """A judge: its settings and the client of its server."""
 
     question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
-    scale: Any = None  # the words or numbers that it may answer, the worst first
+    scale: Any = None  # the words or numbers of a rating, the worst first
     name: str = "judge"
     # Of its server, up to /v1; None is the reward model that verl serves. May hold a password.
     url: str | None = field(default=None, repr=False)
     model: str | None = None  # its name there
     requests: int = 64  # in flight at a time, from all reward workers together
     seconds: float = 60.0  # the deadline of a request
-    repeats: int = 2  # further tries where the server gives no answer
+    repeats: int = 2  # further requests if the server does not reply
     most_failed: float = 0.1  # the largest share of a batch that may be without a value
     request: Mapping[str, Any] = field(default_factory=dict)  # added to its body; null removes
 
     @classmethod
     def read(cls, node: Any, where: str = "judge") -> Judge:
-        """Read the settings, which stand at the key `where`.
+        """Read the settings at the key `where`.
 
         Raises:
           ValueError: names the key in full, what was found and what is expected.
@@ -237,7 +237,7 @@ class Judge:
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
         """The probability of each word of the scale as the token that is `word`; {} without one.
 
-        That token is behind the thought and the reply's last colon.
+        That token comes after the thought and the last colon of the reply.
         """
         alternatives: Any = []
         for token in tokens:

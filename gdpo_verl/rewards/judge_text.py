@@ -1,8 +1,8 @@
 """Read a judge's reply: the word of the scale that it gives.
 
 Three layouts give one: the JSON object `{"rating": 4}`; one word of the scale and nothing else; a
-last line `Rating: 4`. Any other reply gives none: what a free text means cannot be told by rules.
-Reading any text takes linear time.
+last line `Rating: 4`. Any other reply gives none, because rules cannot decide what a free text
+means. Reading any text takes linear time.
 """
 
 from __future__ import annotations

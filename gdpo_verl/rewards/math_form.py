@@ -1,4 +1,4 @@
-"""The spelling of a formula: what math-verify does not read is written so that it does."""
+"""Change the spelling of a formula so that math-verify reads it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _SPELLINGS = [
     (r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))", r"\\cdot "),
 ]
 _PRIMES = re.compile(r"(?<=[A-Za-z}])(?:_\{?(\w{1,9})\}?)?('+)(?![a-z])")
-# Words and symbols of two letters or more behind a number, to the end of the formula or an item.
+# Words and symbols of two or more letters after a number, to the end of the formula or an item.
 _BARE = re.compile(
     r"(?<=\d)(?:\s|\\[ ,;:])((?!(?:d[A-Za-z]|ab|cd)\b)[A-Za-z]\.?[A-Za-z]+(?:\^\{?-?\d\}?)?"
     r"(?:(?:\s?/\s?|\.?\s|\.)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
@@ -88,7 +88,7 @@ _TEXT = (
     rf"(?:\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{{{_CONTENT}\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
     r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:[CF](?![a-z]))?)"
 )
-# What the words stand behind, the words, and the digit behind them.
+# What comes before the words, the words, and the digit after them.
 _WORDS = re.compile(
     r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})?"
     rf"({_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
@@ -105,11 +105,11 @@ _LIST = re.compile(r"\d\s*,(?:[\s~]|\\[ ,;:])+-?\d")
 
 
 def tidied(latex: str) -> str:
-    """The formula in the spelling that math-verify reads; the same for most.
+    """Return the formula in the spelling that math-verify reads; most formulas stay as they are.
 
-    Without braces and fonts around it, percent signs, the point or comma at its end, and the
-    spaces between thousands; repeating decimals as fractions, LaTeX for Unicode's signs, names
-    for derivatives and primes. What stands behind a number in words is `\\text{unit …}`.
+    Removed are braces and fonts around it, percent signs, a point or comma at its end, and spaces
+    between thousands. Repeating decimals become fractions, Unicode's signs become LaTeX, and
+    derivatives and primes become names. Words after a number become `\\text{unit …}`.
 
     >>> tidied(r"50\\%."), tidied(r"-0.1\\overline{6}"), tidied(r"2\\text{ hours }3\\mathrm{~min}")
     ('50', '-\\\\frac{15}{90}', '2\\\\text{unit hours},\\\\ 3\\\\text{unit min}')
@@ -117,7 +117,7 @@ def tidied(latex: str) -> str:
     latex = _in_ascii(latex)
     for spelling, usual in _SPELLINGS:
         latex = re.sub(spelling, usual, latex.strip())
-    if _LIST.search(latex):  # its commas have a space behind them, those of thousands none
+    if _LIST.search(latex):  # a space follows its commas, and none follows those of thousands
         latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
     latex = _PRIMES.sub(_as_index, latex)
     latex = _REPEATING.sub(_as_fraction, _BARE.sub(_as_text, latex))
@@ -126,7 +126,7 @@ def tidied(latex: str) -> str:
 
 
 def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
-    """Both formulas with numbers for their units and number words, and both without either.
+    """Return both formulas with numbers for units and number words, and both without them.
 
     A unit that one side leaves out, or that both share, is no number; of other units that
     measure the same, each is a number of base units. All others stay as letters.
@@ -158,7 +158,7 @@ def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
 
 
 def as_asked(wanted: str, answer: str) -> str:
-    """The answer as the ground truth has to read it.
+    """Return the answer in the spelling that the ground truth suggests.
 
     >>> as_asked("5, 6", "5,125"), as_asked("x+C", "x+c"), as_asked("5", "5 m")
     ('5, 125', 'x+C', '5\\\\text{m}')
@@ -177,7 +177,7 @@ def as_asked(wanted: str, answer: str) -> str:
 
 
 def differ(wanted: str, answer: str) -> bool:
-    """Find what math-verify does not see: a base, an item twice, the order of points and letters.
+    """Return whether formulas differ where math-verify does not look: bases, repeats, the order.
 
     >>> differ("4210_5", "4210_{6}"), differ("CAB", "ABC"), differ(r"\\angle ABC", r"\\angle CBA")
     (True, True, False)

@@ -1,11 +1,11 @@
 """Rewards for mathematics under a length limit: correctness and length, each 0 or 1.
 
-Use them where the answer is a formula or a number, and a short one is wanted.
-Assumes: the prompt asks for \\boxed{}; the reward manager tells the response's tokens.
+Use them where the answer is a formula or a number, and the response should be short.
+Assumes: the prompt asks for \\boxed{}; the reward manager passes the number of tokens.
 
-The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is what
-stands in the last \\boxed{...}; the library math-verify says whether it is the ground truth. Its
-computer algebra may hang or grow without bound on a few characters of LaTeX, so it runs in
+The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is the
+content of the last \\boxed{...}. The library math-verify compares it with the ground truth. A few
+characters of LaTeX can make its computer algebra hang or take any amount of memory, so it runs in
 worker processes with a deadline.
 """
 
@@ -33,7 +33,7 @@ for _package in ("math_verify", "pint"):
         )
 
 LIMIT = 4000  # the paper's, in tokens
-DEADLINE = 5.0  # seconds for one answer; common ones take milliseconds
+DEADLINE = 5.0  # seconds for one response; common ones take milliseconds
 LONGEST = 10_000  # characters in a box
 
 # Without braces TeX boxes what comes next; here a whole number, or a letter at the formula's end.
@@ -61,25 +61,25 @@ def compute_score(
     deadline: float = DEADLINE,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Both rewards of one answer, in the form in which verl calls a reward function.
+    """Compute both rewards of one response, with the arguments that verl passes.
 
     Args:
       data_source: ignored, as are `kwargs`.
       solution_str: the assistant's turn.
-      ground_truth: LaTeX, or a text whose last box holds it.
-      extra_info: holds `response_length` in tokens (the manager `gdpo_components` puts it there),
-        and may hold `question`, the problem, so that no copy of its formulas is an answer.
-      strict: the box stands behind the thought, and `math_worker` asks for more than equality.
+      ground_truth: LaTeX, or a text whose last box contains it.
+      extra_info: contains `response_length` in tokens, which the manager `gdpo_components`
+        adds. It may contain `question`, the problem; a copy of its formulas is not accepted then.
+      strict: the box must follow the thought, and `math_worker` asks for more than equality.
       limit: the longest response that earns the length reward, in tokens.
-      deadline: for the verdict on one answer, in seconds.
+      deadline: the time for the comparison, in seconds.
 
     Returns:
-      correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`. The same
-      keys for any text; no verdict within the deadline is correctness 0, a malformed ground
-      truth 0 for both.
+      correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`. The
+      keys are the same for any text. Without a result within the deadline correctness is 0. With a
+      malformed ground truth both are 0.
 
     Raises:
-      ValueError: no `response_length`, or the limit or the deadline is no positive number.
+      ValueError: `response_length` is missing, or the limit or the deadline is not positive.
 
     >>> answer = "Halved: \\\\boxed{0.5}"
     >>> compute_score("math", answer, "\\\\frac{1}{2}", {"response_length": 7}, limit=100)
@@ -97,7 +97,7 @@ def compute_score(
 
 
 def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
-    """The formula of a ground truth: what stands in its last box, or all of it without one.
+    """Return the formula of a ground truth: the content of its last box, or the whole text.
 
     Raises ValueError where math-verify does not find it equal to itself.
 
@@ -105,7 +105,7 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     '3'
     """
     wanted = _formula(ground_truth)
-    # What does not equal itself, no answer would ever meet.
+    # No answer could equal a ground truth that does not equal itself.
     correct, error = _compare(wanted, wanted, None, deadline)
     if not correct:
         raise ValueError(

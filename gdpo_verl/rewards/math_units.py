@@ -1,4 +1,4 @@
-"""Units of measurement behind a number, read by the library pint.
+"""Read units of measurement after a number with the library pint.
 
 A text is read as a unit and the words that follow it: of "miles east" the unit is a mile and
 "east" is a word. Capitals count (mW is not MW), but a text that pint does not know is tried again
@@ -43,7 +43,7 @@ evening_hour = [evening] = pm = PM
 units = [units] = unit
 """
 # Digits are read only as an exponent of one digit: pint computes what it reads. "in", "a" and "at"
-# behind a word are prepositions, which pint reads as inch, year and technical atmosphere.
+# after a word are prepositions, which pint reads as inch, year and technical atmosphere.
 _NOT_A_UNIT = re.compile(
     r"[^\w\s*/^-]|_|(?<!\^)(?<!\^-)\d|\d\s*\^|(?<!sq)(?<!cubic)\s(?:in|an?|as|at|of)\b"
 )

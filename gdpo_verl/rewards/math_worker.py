@@ -1,7 +1,7 @@
 """The worker that asks math-verify; `math_length` starts it and gives it a deadline.
 
-Math-verify evaluates what it compares, so that a copy of the question is right by value. What
-an answer has to be beside equal is asked of what was parsed, and of its spelling only where the
+math-verify evaluates what it compares, so that a copy of the question has the right value. The
+further rules for an answer look at the parsed formula. They look at its spelling only where the
 parser has computed already, as it does with determinants and fractions.
 """
 

@@ -1,11 +1,11 @@
 """A learned reward, the nearness of a text to its topic, and the guard of this reward.
 
-Use them where a text has to be about a topic, and naming the topic must not be enough.
-Assumes: English, but for texts of which another language is asked.
+Use them where a text must be about a topic, and naming the topic must not be enough.
+Assumes: the text is English, unless the prompt asks for another language.
 
 `relevance` is the cosine of topic and text in the static embeddings of WordLlama. A text that
 repeats the topic has the highest relevance. `has_own_words` returns whether a text says something
-beside the words that name the topic.
+in addition to the words that name the topic.
 """
 
 from __future__ import annotations

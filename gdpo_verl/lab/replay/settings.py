@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def whiten(self) -> str:
-        """What the advantages are whitened over: `token`, `sequence` or `none`."""
+        """The unit of the whitening: `token`, `sequence` or `none`."""
         config = self.objective.config
         return config.whiten or config.chosen_variant.whiten
 

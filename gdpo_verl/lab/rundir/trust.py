@@ -1,4 +1,4 @@
-"""What of a run's configuration names code: the run may come from somebody else."""
+"""Find the code that a run's configuration names: the run may come from somebody else."""
 
 from __future__ import annotations
 
