@@ -18,85 +18,87 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
     doctor = commands.add_parser(
-        "doctor", help="check whether GDPO can run here, and say what to do if it cannot"
+        "doctor", help="Check whether GDPO can run here, and say what to do if it cannot."
     )
     doctor.set_defaults(command=_doctor)
 
 
 def _add_prepare(commands: argparse._SubParsersAction) -> None:
-    prepare = commands.add_parser("prepare", help="write a data set in verl's columns")
-    prepare.add_argument("dataset", choices=list(data_sets()), help="the data set that is prepared")
+    prepare = commands.add_parser("prepare", help="Write a data set in verl's columns.")
+    prepare.add_argument(
+        "dataset", choices=list(data_sets()), help="The data set that is prepared."
+    )
     prepare.add_argument(
         "--from",
         dest="source",
         metavar="SOURCE",
-        help="read the data set from this hub id, file or folder; default: its place on the hub",
+        help="Read the data set from this hub id, file or folder. Default: its place on the hub.",
     )
     prepare.add_argument(
-        "--out", type=Path, help="write the files to this directory; default: data/DATASET"
+        "--out", type=Path, help="Write the files to this directory. Default: data/DATASET."
     )
     prepare.add_argument(
         "--seed",
         type=int,
         default=0,
-        help="set the seed of whatever is chosen or generated at random; default: 0",
+        help="Set the seed of whatever is chosen or generated at random. Default: 0.",
     )
     prepare.add_argument(
         "--validation",
         metavar="ROWS",
         type=int,
-        help="hold out this many rows where the data set has no validation split; default: the "
-        "number that the data set defines",
+        help="Hold out this many rows where the data set has no validation split. Default: the "
+        "number that the data set defines.",
     )
     prepare.add_argument(
         "--model",
-        help="count the tokens of the prompts with the tokenizer of this model; default: the "
-        "prompts are not counted",
+        help="Count the tokens of the prompts with the tokenizer of this model. Default: the "
+        "prompts are not counted.",
     )
     prepare.add_argument(
         "--max-prompt-length",
         metavar="TOKENS",
         type=int,
-        help="leave out prompts with more tokens, if --model is given; default: the length in the "
-        "recipe",
+        help="Leave out prompts with more tokens, if --model is given. Default: the length in the "
+        "recipe.",
     )
     prepare.add_argument(
         "--shots",
         metavar="N",
         type=int,
         default=0,
-        help="put this many worked examples in front of each prompt; default: 0",
+        help="Put this many worked examples in front of each prompt. Default: 0.",
     )
     prepare.set_defaults(command=_prepare)
 
 
 def _add_make_policy(commands: argparse._SubParsersAction) -> None:
     policy = commands.add_parser(
-        "make-policy", help="make the policy from which a run starts: a tiny or a pretrained one"
+        "make-policy", help="Make the policy from which a run starts: a tiny or a pretrained one."
     )
     policy.add_argument(
         "name", nargs="?", choices=["tiny", "smollm2"], default="tiny",
-        help="make a tiny policy, which is trained here for a task in minutes, or fetch "
-        "SmolLM2-135M-Instruct; default: tiny",
+        help="Make a tiny policy, which is trained here for a task in minutes, or fetch "
+        "SmolLM2-135M-Instruct. Default: tiny.",
     )  # fmt: skip
     # Those of `policy.tasks`, whose import takes seconds.
     tasks = ["toolbox", "tool-turns", "reasoning-gym", "bfcl"]
     policy.add_argument(
         "--task", choices=tasks, default=tasks[0],
-        help="train the tiny policy for this task; default: toolbox",
+        help="Train the tiny policy for this task. Default: toolbox.",
     )  # fmt: skip
     policy.add_argument(
         "--from", dest="base", metavar="MODEL",
-        help="start from the pretrained model in this directory; default: random weights",
+        help="Start from the pretrained model in this directory. Default: random weights.",
     )  # fmt: skip
     policy.add_argument(
         "--out", type=Path,
-        help="write the policy to this directory; default: models/TASK, models/smollm2, or with "
-        "--from models/MODEL-TASK",
+        help="Write the policy to this directory. Default: models/TASK, models/smollm2, or with "
+        "--from models/MODEL-TASK.",
     )  # fmt: skip
     policy.add_argument(
         "--seed", type=int, default=0,
-        help="set the seed of the weights and of the training; default: 0",
+        help="Set the seed of the weights and of the training. Default: 0.",
     )  # fmt: skip
     policy.set_defaults(command=_make_policy)
 

@@ -11,50 +11,51 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     """Add these commands to the parser."""
     train = commands.add_parser(
         "train",
-        help="train a recipe in its run directory",
+        help="Train a recipe in its run directory.",
         usage="gdpo-verl train [-h] [OPTIONS] RECIPE [HYDRA OVERRIDES]",
     )
-    train.add_argument("recipe", help="the recipe that is trained, for example toolbox/gdpo")
+    train.add_argument("recipe", help="The recipe that is trained, for example toolbox/gdpo.")
     train.add_argument(
-        "--run", type=Path, help="write the run to this directory; default: runs/RECIPE"
+        "--run", type=Path, help="Write the run to this directory. Default: runs/RECIPE."
     )
     train.add_argument(
-        "--cfg", choices=["job"], help="print the configuration and end; default: train the recipe"
+        "--cfg", choices=["job"], help="Print the configuration and end. Default: train the recipe."
     )
     _add_run_options(train)
     train.set_defaults(command=_train, takes_overrides=True)
 
     submit = commands.add_parser(
         "submit",
-        help="train a recipe on a Ray cluster",
+        help="Train a recipe on a Ray cluster.",
         usage="gdpo-verl submit [-h] --run RUN [OPTIONS] RECIPE [HYDRA OVERRIDES] "
         "[-- OPTIONS OF ray job submit]",
     )
-    submit.add_argument("recipe", help="the recipe that is trained, for example tool_call/gdpo")
+    submit.add_argument("recipe", help="The recipe that is trained, for example tool_call/gdpo.")
     submit.add_argument(
         "--run",
         type=Path,
         required=True,
-        help="write the run to this directory, which every node must be able to write (required)",
+        help="Write the run to this directory, which every node must be able to write. It has no "
+        "default.",
     )
     submit.add_argument(
         "--working-dir",
         metavar="DIR",
-        help="send this directory to every node, where the job runs in it; default: none is sent",
+        help="Send this directory to every node, where the job runs in it. Default: none is sent.",
     )
     submit.add_argument(
         "--env",
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="set this variable for every process of the job, and repeat the option for more of "
-        "them; a name alone takes the value it has here, and keeps a secret off the command line; "
-        "default: none",
+        help="Set this variable for every process of the job, and repeat the option for more of "
+        "them; a name alone takes the value it has here, and keeps a secret off the command line. "
+        "Default: none.",
     )
     submit.add_argument(
         "--upload",
         action="store_true",
-        help="send this gdpo-verl to every node with the job; default: the nodes have it",
+        help="Send this gdpo-verl to every node with the job. Default: the nodes have it.",
     )
     _add_run_options(submit)
     submit.set_defaults(command=_submit, takes_overrides=True, takes_ray_options=True)
@@ -65,41 +66,41 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "--config-dir",
         metavar="DIR",
         type=Path,
-        help="read the recipe from this directory; default: the recipes of gdpo-verl",
+        help="Read the recipe from this directory. Default: the recipes of gdpo-verl.",
     )
     command.add_argument(
         "--retries",
         metavar="N",
         type=_count,
         default=0,
-        help="start a run that failed again, up to this many times, from its last complete "
-        "checkpoint; default: 0",
+        help="Start a run that failed again, up to this many times, from its last complete "
+        "checkpoint. Default: 0.",
     )
     command.add_argument(
         "--hang-after",
         metavar="MINUTES",
         type=float,
         default=120.0,
-        help="end a run that logs no step and no validation for this many minutes; default: 120",
+        help="End a run that logs no step and no validation for this many minutes. Default: 120.",
     )
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything that needs no GPU, say what would run and what it needs, and end; "
-        "default: train the recipe",
+        help="Check everything that needs no GPU, say what would run and what it needs, and end. "
+        "Default: train the recipe.",
     )
     command.add_argument(
         "--card",
         metavar="GIB",
         type=float,
-        help="set the memory of one GPU for --dry-run; default: that of this machine's GPUs, or "
-        "else that of the hardware recipe",
+        help="Set the memory of one GPU for --dry-run. Default: that of this machine's GPUs, or "
+        "else that of the hardware recipe.",
     )
     command.add_argument(
         "--accept-changed-files",
         action="store_true",
-        help="resume a run although its data, policy, reward file or gdpo-verl changed; default: "
-        "such a start is rejected",
+        help="Resume a run although its data, policy, reward file or gdpo-verl changed. Default: "
+        "such a start is rejected.",
     )
 
 
