@@ -1,4 +1,4 @@
-"""The keys of verl's `algorithm` node, each checked and, when refused, named in full."""
+"""Check the keys of verl's `algorithm` node; an error names the key in full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECTION = (
     "credit",
     "metrics",
 )
-"""Under `algorithm.gdpo`, beside the sections of variants."""
+"""The keys under `algorithm.gdpo`, in addition to the sections of variants."""
 SCALE = "norm_adv_by_std_in_grpo"
 """verl's own key, which is one of ours, too."""
 _RAMP, _LIST = ("from", "to", "steps", "shape"), ("steps", "weights")
@@ -72,7 +72,7 @@ def check_component(where: str, name: str, known: Iterable[str]) -> None:
 
 
 def gdpo_node(algorithm: Mapping[str, Any], root: str) -> Mapping[str, Any]:
-    """The section `gdpo`; refuses what stands beside it and would be ignored.
+    """Return the section `gdpo`; reject keys outside it that would be ignored.
 
     verl's own node may have keys of other estimators: there, what begins like a key of ours.
     """
@@ -228,7 +228,7 @@ def derived(node: Any, wording: Wording) -> dict[str, Derived]:
     """`algorithm.gdpo.derived`: a function for each derived component.
 
     Its address, ``pkg://module:function`` or ``FILE.py:function``, or ``{function: address, range:
-    [low, high]}`` with the function's own arguments beside the two; only the first is needed.
+    [low, high]}`` and the function's own arguments; only the first key is needed.
     """
     where = f"{wording.root}.gdpo.derived"
     found = mapping(where, node, f"{{component: {ADDRESS}}}")
@@ -261,7 +261,7 @@ def check_schedules(
     for name in schedules:
         where = f"{section}.{name}"
         check_component(where, name, weights)
-        # A fixed weight of 1 cannot be told from none.
+        # A fixed weight of 1 is the same as none.
         if weights[name] != 1.0:
             raise ValueError(
                 f"{where}: the schedule is the weight of {name!r}, and "
@@ -316,7 +316,7 @@ def _number(value: Any, where: str) -> float:
 
 
 def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
-    """The variant and its settings; keys of other variants, and unknown ones, are refused."""
+    """Return the variant and its settings; reject keys of other variants, and unknown ones."""
     where = f"{root}.gdpo"
     name = node.get("variant", "gdpo")
     # A user's function is imported by `GdpoConfig.chosen_variant`: reading settings runs nobody's

@@ -90,7 +90,7 @@ class GdpoConfig:
 
         Args:
           wording: another than verl's where the settings are an argument of ours; every key that
-            would have no effect is then refused.
+            would have no effect is then rejected.
 
         Raises:
           ValueError: names the key in full, what was found and what is expected.

@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def templates(package: str) -> Environment:
-    """The templates of pages beside a package's modules."""
+    """The templates of pages next to a package's modules."""
     return Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,

@@ -113,7 +113,7 @@ def _judge_strictly(text: str, wanted: str) -> Verdict:
     number = None if answer is None else _read_number(answer)
     if answer is not None and number is None:
         error = ParseError.UNREADABLE
-    integer = number is not None and "." not in number  # zeros behind the point are gone
+    integer = number is not None and "." not in number  # zeros after the point are gone
     return number == wanted, integer, form, error
 
 

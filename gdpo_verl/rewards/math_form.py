@@ -221,7 +221,7 @@ def _as_text(match: re.Match[str]) -> str:
 
 
 def _as_unit(match: re.Match[str]) -> str:
-    """Words behind a number as one text, `\\text{unit …}`, in pint's notation."""
+    """Return words after a number as one text, `\\text{unit …}`, in pint's notation."""
     before, text, follows = match.groups()
     unit = _plain(text)
     if before is None or not unit:

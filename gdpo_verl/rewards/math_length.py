@@ -156,7 +156,7 @@ def _last_box(text: str) -> tuple[str, ParseError]:
     if box[1]:
         return box[1], ParseError.NONE
     start = box.end()
-    depth = 1  # counted up to the longest box: behind it nothing is read
+    depth = 1  # counted up to the longest box: nothing is read after it
     for brace in _BRACE.finditer(text, start, start + LONGEST + 1):
         if brace[0] == "{":
             depth += 1

@@ -65,7 +65,7 @@ def relevance(topic: str, text: str) -> float:
 
 
 def has_own_words(topic: str, text: str, *, english: bool = True) -> bool:
-    """Return whether a text says something beside the words that name its topic.
+    """Return whether a text says something in addition to the words of its topic.
 
     Own words are neither names of the topic nor words of a request nor function words. A text needs
     enough of them and enough function words; it may not repeat one name. The own words have to be

@@ -74,7 +74,7 @@ def compute_score(
     # verl omits further calls in a turn, and calls that are not JSON.
     calls = max(solution_str.count(CALL), len(outcomes))
     ran = sum(each > 0 for each in outcomes)
-    # Without what the tools told, where the chat template puts that into tags: it may itself hold
+    # Without the results of tools, if the chat template puts them into tags: they may contain
     # the end tag.
     words = "".join(piece.rpartition(END_TOLD)[2] for piece in text.split(TOLD))
     answer = gsm8k.compute_score(data_source, words, ground_truth)

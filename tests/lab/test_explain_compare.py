@@ -63,8 +63,8 @@ def test_each_call_is_scored_and_executed():
     # Four arguments are asked for, so that the reward is S - 3, S of six points: one for the
     # name, the arguments' names in common, and one for each equal argument. The wrong rate loses
     # one; two redundant arguments share 4 of 6 names; a missing one shares 3 of 4 and loses one.
-    refused = "refused: got an unexpected keyword argument 'currency'"
-    missing = "refused: missing 1 required positional argument: 'per_year'"
+    refused = "rejected: got an unexpected keyword argument 'currency'"
+    missing = "rejected: missing 1 required positional argument: 'per_year'"
     assert [row[1:] for row in calls.table()[1]] == [
         ["1", "3", "returns 1,349.35"],
         ["0", "3", "returns 1,349.35"],

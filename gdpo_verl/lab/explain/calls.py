@@ -60,7 +60,7 @@ def execute(answer: str) -> str:
     try:
         return f"returns {future_value(**call['parameters']):,.2f}"
     except TypeError as error:  # Python's own message for a wrong or missing argument
-        return f"refused: {str(error).removeprefix('future_value() ')}"
+        return f"rejected: {str(error).removeprefix('future_value() ')}"
 
 
 def table() -> Table:

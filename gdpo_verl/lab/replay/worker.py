@@ -29,7 +29,7 @@ class _NotDumped:
         self.__dict__.update(_name=name, _used=used)
 
     def _use(self, *arguments: Any, **_: Any) -> Any:
-        # Of a dict the user is told which key.
+        # The error for a dict names the key.
         key = f"[{arguments[0]!r}]" if arguments and self._name == "extra_info" else ""
         self._used.append(f"{self._name}{key}")
         raise _NotDumpedError

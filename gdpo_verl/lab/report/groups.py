@@ -1,4 +1,4 @@
-"""The groups of a dump: which collapse, which are dead, and the rollouts that the page keeps."""
+"""The groups of a dump: which collapse, which are dead, and the responses that the page keeps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DumpSummary:
 
     rows: int  # those that could be read
     groups: int  # those with a scored component; padding is left out
-    dead: Mapping[Vector, int]  # groups in which nothing varies, by what all their rollouts got
+    dead: Mapping[Vector, int]  # groups in which nothing varies, by the rewards of their responses
     dead_prompt: str  # the end of the prompt of one of them
     compared: int  # groups of which both advantages were dumped
     collapsed: int  # those in which GRPO alone gives one advantage to different rewards

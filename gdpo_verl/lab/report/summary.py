@@ -159,7 +159,7 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
         f"{times} with {scores_text(dict(zip(dumps.run.components, vector, strict=True)))}"
         for vector, times in dead.most_common(_COMMONEST)
     )
-    # A recent one: at the start many groups are dead of which training makes others.
+    # A recent one: many groups that are dead at the start vary later.
     prompt = next((step.dead_prompt for step in reversed(recent) if step.dead_prompt), "")
     example = f" For example: “{prompt}”" if prompt else ""
     yield (

@@ -1,4 +1,4 @@
-"""The dumps of whole runs: what collapsed, what is dead, and the page's rollout browser."""
+"""The dumps of whole runs: collapsed and dead groups, and the page's browser of responses."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import matplotlib
 from markupsafe import escape
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; vermilion is the
-# control's, black is left out because it vanishes on a dark page.
+# Okabe and Ito's palette, which colour-blind readers can distinguish. Vermilion is the
+# baseline's; black is left out because it vanishes on a dark page.
 BLUE = "#0072b2"
 VERMILION = "#d55e00"
 OTHERS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -7,5 +7,5 @@ CHECKPOINTS = "checkpoints"  # of trainer.default_local_dir
 CONFIG = "config.yaml"  # the resolved configuration of the last start
 LAUNCH = "launch.json"  # recipe, overrides, version, and digests of what is learned from
 LOG = "train.log"  # everything that verl, Ray and vLLM print
-LOCK = "lock"  # held while the training goes on
+LOCK = "lock"  # held while the run is trained
 DONE = "done"  # there when it has come to its end

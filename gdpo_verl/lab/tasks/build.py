@@ -27,7 +27,7 @@ from gdpo_verl.lab.tasks.rows import (
 from gdpo_verl.lab.tasks.source import Record, RecordSource
 
 VALIDATION_ROWS = 512
-"""Rows held out where the source has a training split alone; at most a tenth of it."""
+"""Rows held out where the source has only a training split; at most a tenth of it."""
 MOST_REJECTED = 0.5
 """The share of rejected rows above which it is the source that is wrong."""
 
