@@ -52,7 +52,7 @@ def check_start(
       accept_changed_files: resume although the data, policy, reward file or gdpo-verl changed.
 
     Returns:
-      The record of this start for launch.json, with every change that was accepted.
+      The record of this start for launch.json.
 
     Raises:
       RunDirectoryError: what decides what is learned differs from the last start.
@@ -71,7 +71,7 @@ def check_start(
         if not settings:
             text += " To resume with what the files hold now, give --accept-changed-files."
         raise RunDirectoryError(text)
-    return start | {"accepted": [*before.get("accepted", []), *files]}
+    return start
 
 
 @contextlib.contextmanager
@@ -119,8 +119,6 @@ def _changed_files(before: dict[str, Any], start: dict[str, Any]) -> Iterator[st
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
     before = config_of(run)
     if not before:
-        if (run / layout.CHECKPOINTS / checkpoints.TRACKER).exists():
-            yield f"{layout.CONFIG} is missing, and there are checkpoints. {WRITE_ANEW}"
         return
     absent = [str(section) for section in config if section not in before]
     if absent:
