@@ -83,6 +83,14 @@ def test_file_of_the_last_start_that_was_cut_short_is_named_with_a_remedy(name, 
     started(tmp_path)
 
 
+def test_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
+    started(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    write_checkpoint(tmp_path / "checkpoints", 2)
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml is missing, and there are check"):
+        started(tmp_path)
+
+
 def test_steps_are_science_where_the_learning_rate_depends_on_them():
     constant = [
         "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",

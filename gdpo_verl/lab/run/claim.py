@@ -119,6 +119,8 @@ def _changed_files(before: dict[str, Any], start: dict[str, Any]) -> Iterator[st
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
     before = config_of(run)
     if not before:
+        if (run / layout.CHECKPOINTS / checkpoints.TRACKER).exists():
+            yield f"{layout.CONFIG} is missing, and there are checkpoints. {WRITE_ANEW}"
         return
     absent = [str(section) for section in config if section not in before]
     if absent:
