@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import reprlib
 import textwrap
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -133,30 +134,36 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
     """
     try:
         return _parse(ground_truth)
-    except (RecursionError, MemoryError) as error:  # MemoryError: of Python's own parser
-        raise ValueError("ground_truth: nested too deep to be sent") from error
+    # MemoryError and RecursionError: of Python's own parser, and of what is nested too deep.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        found = reprlib.repr(ground_truth)
+        why = str(error) or "nested too deep"
+        raise ValueError(f"ground_truth: expected tests, found {found}: {why}") from error
 
 
 def _parse(truth: Any) -> Tests:
     if isinstance(truth, str):
         truth = _loads(truth)
     if not isinstance(truth, dict):
-        raise ValueError(f"ground_truth: expected an object, found {truth!a:.200}")
+        raise ValueError("expected an object")
     name: Any = truth.get("entry_point", truth.get("fn_name"))
     if name is not None and not _is_name(name):
-        raise ValueError(f"ground_truth: expected a function's name, found {name!a:.200}")
+        raise ValueError(f"expected a function's name, found {name!a:.200}")
     tests = truth.get("test")
     if isinstance(tests, str):
         tests = [tests]
     if truth.get("entry_point") and tests and isinstance(tests, list):
-        return _asserting(tests, name, truth.get("prompt") or "")
+        setup = truth.get("prompt") or ""
+        for source in (setup, *tests):
+            ast.parse(source, "prompt or test")
+        return Tests("assert", tests, name=name, setup=setup)
     inputs: Any = truth.get("inputs")
     outputs: Any = truth.get("outputs")
     lists = isinstance(inputs, list) and isinstance(outputs, list)
     if not lists or not inputs or len(inputs) != len(outputs):
         raise ValueError(
-            "ground_truth: expected 'inputs' and 'outputs', two lists of one length that are not "
-            f"empty, or 'entry_point' and 'test', found {truth!a:.200}"
+            "expected 'inputs' and 'outputs', two lists of one length that are not empty, or "
+            "'entry_point' and 'test'"
         )
     if name is None:
         return Tests("script", list(map(_as_text, inputs)), list(map(_as_text, outputs)))
@@ -164,25 +171,9 @@ def _parse(truth: Any) -> Tests:
     return Tests("call", [case[0] for case in cases], [case[1] for case in cases], name)
 
 
-def _asserting(tests: list[Any], name: str, setup: str) -> Tests:
-    for source in (setup, *tests):
-        try:
-            ast.parse(source)
-        except (SyntaxError, ValueError, TypeError) as error:
-            raise ValueError(f"ground_truth: 'prompt' or 'test' is no Python: {error}") from error
-    return Tests("assert", tests, name=name, setup=setup)
-
-
 def _loads(text: Any) -> Any:
-    try:
-        return json.loads(text, parse_int=_integer)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"ground_truth: expected JSON: {error}, found {text!a:.200}") from error
-
-
-def _integer(digits: str) -> int:
-    """An integer of any size: int() itself takes no more than 4,300 digits."""
-    return int(Decimal(digits))
+    # int() itself takes no more than 4,300 digits.
+    return json.loads(text, parse_int=lambda digits: int(Decimal(digits)))
 
 
 def _is_name(name: Any) -> bool:
@@ -193,7 +184,7 @@ def _as_text(lines: Any) -> str:
     if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
         return "\n".join(lines)
     if not isinstance(lines, str):
-        raise ValueError(f"ground_truth: expected a text or a list of lines, found {lines!a:.200}")
+        raise ValueError(f"expected a text or a list of lines, found {lines!a:.200}")
     return lines
 
 
@@ -202,9 +193,6 @@ def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
         arguments = [_loads(line) for line in arguments.split("\n") if line.strip()]
         value = _loads(value)
     if not isinstance(arguments, list):
-        raise ValueError(f"ground_truth: expected a list of arguments, found {arguments!a:.200}")
-    try:
-        json.dumps(encode([arguments, value]))  # as it will be sent, at no greater depth
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"ground_truth: no plain data that can be sent: {error}") from error
+        raise ValueError(f"expected a list of arguments, found {arguments!a:.200}")
+    json.dumps(encode([arguments, value]))  # as it will be sent, at no greater depth
     return arguments, value

@@ -73,10 +73,9 @@ def rank(
     others = len(scored) - 1
 
     def place(value: Tensor) -> float:
-        below = int((~reaches(scored, value)).sum())
-        above = int((~reaches(value, scored)).sum())
-        same = others - below - above
-        return (below + same / 2) / others
+        not_below = int(reaches(scored, value).sum())
+        not_above = int(reaches(value, scored).sum())
+        return (others + not_above - not_below) / (2 * others)
 
     return [None if value.isnan() or not others else place(value) for value in values]
 

@@ -40,12 +40,6 @@ LONGEST = 10_000  # characters in a box
 _BOX = re.compile(
     r"\\(?:boxed|fbox)\s*(?:\{|([-+]?\d[\d.,]{0,99}|[A-Za-z](?=\s{0,9}(?:\$|\\[)\]]))))"
 )
-_BOXES = {ParseError.UNCLOSED: "a box without an end", ParseError.UNREADABLE: "an empty box"}
-_REASONS = {
-    ParseError.NONE: "it does not equal itself",
-    ParseError.GROUND_TRUTH: "it cannot read it",
-    ParseError.DEADLINE: "it gave no verdict within the deadline",
-}
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -109,9 +103,9 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     correct, error = _compare(wanted, wanted, None, deadline)
     if not correct:
         raise ValueError(
-            f"ground_truth: math-verify cannot compare answers with it: "
-            f"{_REASONS.get(error, error.name)}. Expected LaTeX or a text whose last "
-            f"\\boxed{{...}} holds it, found {ground_truth[-200:]!a}"
+            "ground_truth: expected LaTeX that math-verify finds equal to itself, or a text whose "
+            f"last \\boxed{{...}} contains it, found {ground_truth[-200:]!a} "
+            f"(parse_error: {error.name})"
         )
     return wanted
 
@@ -123,10 +117,9 @@ def _formula(ground_truth: str) -> str:
     # Data sets give the formula alone, or a solution that boxes it.
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
     if not 0 < len(wanted) <= LONGEST:
-        found = _BOXES.get(error, "none or more")
         raise ValueError(
-            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, found {found} in "
-            f"{ground_truth[-200:]!a}"
+            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, or a text whose last "
+            f"\\boxed{{...}} contains it, found {ground_truth[-200:]!a} (parse_error: {error.name})"
         )
     return wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import eq
 from typing import Any
 
@@ -45,18 +45,11 @@ def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
 
 def identical(a: Any, b: Any) -> bool:
     """Return whether JSON values are equal: true is not 1, but 1 is 1.0."""
-    return bool(a == b) and _of_one_kind(a, b)
-
-
-def _of_one_kind(a: Any, b: Any) -> bool:
-    """Return whether booleans are at the same places of two equal values."""
-    if isinstance(a, dict):
-        pairs: Iterable[tuple[Any, Any]] = ((a[key], b[key]) for key in a)
-    elif isinstance(a, list):
-        pairs = zip(a, b, strict=True)
-    else:
-        return isinstance(a, bool) == isinstance(b, bool)
-    return all(_of_one_kind(x, y) for x, y in pairs)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(identical, a, b))
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _jaccard(a: list[Any], b: list[Any]) -> float:
