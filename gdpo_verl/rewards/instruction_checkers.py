@@ -60,9 +60,6 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
     if name not in registry():
         return None
     text = plain_text(text)
-    has_word = _has_word(text)  # signs alone are no text
-    if not has_word:
-        text = "Nothing."
     checker = registry()[name](name)
     try:
         given = {key: _literal(key, value) for key, value in options.items() if value is not None}
@@ -77,7 +74,7 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
             followed = _OWN[name](options, text)
         else:
             followed = bool(checker.check_following(text))
-        return followed and has_word
+        return followed and _has_word(text)  # signs alone are no text
     except RecursionError:  # brackets without an end, where JSON is asked for
         return False
     except (TypeError, ValueError, AttributeError, LookupError):  # bad arguments, no data of NLTK's

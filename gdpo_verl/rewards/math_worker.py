@@ -79,7 +79,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     truth, answer = written
     wanted, found = _read(truth), _read(answer)
     # The ground truth is an answer even where the question shows it.
-    same = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
+    same = _key(answer, found) == _key(truth, wanted)
     result = _values(found)
     evaluated = _operators(answer.rpartition("=")[2], result) <= _operators(truth, wanted)
     if _is_plain(wanted):
@@ -232,19 +232,10 @@ def _numbers(formula: Any) -> list[Any]:
 
 def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
     """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
-    copies = [
-        (digits, formula)
-        for digits, formula in _ends(answer, found)
-        if formula.args
-        or scaled
-        or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
-    ]
-    return bool(copies) and any(key in copies for key in _formulas(question))
-
-
-def _ends(latex: str, formula: Any) -> list[Any]:
-    """The keys of a formula and of what stands right of its last equals sign."""
-    return [_key(latex, formula), _key(latex.rpartition("=")[2], _values(formula))]
+    key = _key(answer, found)
+    formula = key[1]
+    is_fraction = isinstance(formula, Rational) and answer.strip("+- .,0123456789")
+    return bool(formula.args or scaled or is_fraction) and key in _formulas(question)
 
 
 @lru_cache(maxsize=64)
@@ -260,10 +251,14 @@ def _formulas(question: str) -> list[Any]:
 
 
 def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
-    """A digest that equal formulas share: their digits, and what is in braces."""
+    """What equal formulas share: their digits, and what is named or in braces."""
+    if _is_named(formula):
+        latex = latex.rpartition("=")[2]
+        formula = formula.rhs
+    if isinstance(formula, Set) and len(formula.args) == 1:
+        formula = formula.args[0]
     # Digits too: equal numbers in another spelling, as 7/12 for 84/144, are no copy.
-    one = isinstance(formula, Set) and len(formula.args) == 1
-    return re.findall(r"\d", latex), formula.args[0] if one else formula
+    return re.findall(r"\d", latex), formula
 
 
 if __name__ == "__main__":

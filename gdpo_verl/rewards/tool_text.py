@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -39,12 +40,11 @@ _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _SPACE = re.compile(r"\s*")
 
 
+@dataclass(eq=False)
 class Unreadable(ValueError):
     """Calls that cannot be parsed, with the code that says why."""
 
-    def __init__(self, code: ParseError) -> None:
-        super().__init__(code.name)
-        self.code = code
+    code: ParseError
 
 
 class Reading(NamedTuple):
