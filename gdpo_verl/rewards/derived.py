@@ -45,11 +45,8 @@ def relative_length(
         return [None] * len(lengths)
     longest = max(known)
     width = longest - min(known)
-
-    def value(length: int) -> float:
-        return (longest - length) / width if width else 1.0
-
-    return [value(each) if passes else None for each, passes in zip(lengths, passing, strict=True)]
+    values = [(longest - length) / width if width else 1.0 for length in lengths]
+    return [value if passes else None for value, passes in zip(values, passing, strict=True)]
 
 
 def rank(

@@ -141,9 +141,9 @@ def _literal(key: str, value: Any) -> Any:
         fits = fits and len(value) == 1 and value in ascii_letters
     if not fits:
         raise ValueError(f"{key}: expected another value, found {value!r}")
-    # Both are parts of a pattern.
-    if key == "keywords":
-        return [re.escape(keyword) for keyword in value]
+    # These are parts of a pattern.
+    if key in _LISTS:
+        return list(map(re.escape, value))
     if key == "keyword":
         return re.escape(value.strip())
     if key == "prompt_to_repeat":
@@ -153,14 +153,6 @@ def _literal(key: str, value: Any) -> Any:
     if key == "first_word":  # up to its punctuation, as the checker reads the text's
         return re.split("[.,?!'\"]", value.strip().lstrip("'\""))[0]
     return value
-
-
-def _is_without_words(options: Mapping[str, Any], text: str) -> bool:
-    # As the checker, but a word may begin or end with a sign: C++.
-    return not any(
-        re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
-        for word in options["forbidden_words"]
-    )
 
 
 def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
@@ -197,7 +189,6 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
     "change_case:english_capital": lambda _, text: text.isupper() and reads_as("en", text.lower()),
     "change_case:english_lowercase": lambda _, text: text.islower() and reads_as("en", text),
     "language:response_language": lambda options, text: reads_as(options["language"], text),
-    "keywords:forbidden_words": _is_without_words,
     "detectable_content:number_placeholders": lambda options, text: (
         len(re.findall(r"\[[^\w\[\]\n]*\w[^\[\]\n]*\]", text)) >= options["num_placeholders"]
     ),

@@ -165,7 +165,5 @@ def _compare(
     wanted: str, answer: str, question: str | None, deadline: float
 ) -> tuple[bool, ParseError]:
     found, error = ask("gdpo_verl.rewards.math_worker", (wanted, answer, question), deadline)
-    if error:
-        return False, error
-    correct, code = found
+    correct, code = found or (False, error)
     return correct, ParseError(code)

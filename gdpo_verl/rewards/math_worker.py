@@ -29,7 +29,6 @@ from sympy import (
     Rational,
     Set,
     Sum,
-    Symbol,
     Union,
     binomial,
 )
@@ -117,8 +116,6 @@ def _agree(wanted: Any, found: Any) -> bool:
         if isinstance(found, Eq):
             return _same_equation(wanted, found)
         return _is_named(wanted) and _agree(wanted.rhs, found)
-    if isinstance(wanted, Symbol) and isinstance(found, Symbol) and not found.name.isalpha():
-        return bool(wanted == found)  # of A_1 math-verify lowers the A
     named = wanted.has(Eq) and found.has(Eq)
     pair = [_values(wanted, named)], [_values(found, named)]
     return bool(verify(*pair, timeout_seconds=None))
