@@ -10,6 +10,7 @@ import json
 import re
 import reprlib
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from keyword import iskeyword
@@ -91,32 +92,32 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     block reaches to a line that begins with a fence as long, no label, and at most three spaces
     more. Without one it reaches to any fence in it, to `</answer>` or to the text's end.
     """
-    blocks: list[tuple[str, list[str]]] = []
-    fence = ""  # of the last block, while that is open
-    margin = 0
-    for line in text.split("\n"):
-        if fence:
-            closing = _CLOSING.match(line)
-            indent = len(closing[1].expandtabs(4)) if closing else 0
-            if closing and closing[2].startswith(fence) and indent < margin + 4:
-                fence = ""
-            else:
-                blocks[-1][1].append(line)
-            continue
+    blocks = []
+    lines = iter(text.split("\n"))
+    for line in lines:
         opening = _FENCE.search(line)
-        if opening:
-            before = line[: opening.start()].strip(_LIST_MARKS)
-            label = opening[2].strip()
-            if not before or _PYTHON.fullmatch(label) or before.endswith((":", ">")):
-                fence = opening[1]
-                margin = opening.start()
-                blocks.append((label, []))
-    # A byte order mark in front of a program is no part of it.
-    sources = [(label, "\n".join(lines).lstrip("\ufeff")) for label, lines in blocks]
-    if fence:
-        label, source = sources.pop()
-        sources.append((label, source.partition("```")[0].partition("</answer>")[0]))
-    return [(label, textwrap.dedent(source)) for label, source in sources if source.strip()]
+        if opening is None:
+            continue
+        before = line[: opening.start()].strip(_LIST_MARKS)
+        label = opening[2].strip()
+        if not before or _PYTHON.fullmatch(label) or before.endswith((":", ">")):
+            source = _up_to_fence(lines, opening[1], opening.start())
+            source = textwrap.dedent(source.lstrip("\ufeff"))  # a byte order mark is no program
+            if source.strip():
+                blocks.append((label, source))
+    return blocks
+
+
+def _up_to_fence(lines: Iterator[str], fence: str, margin: int) -> str:
+    """Take the lines of a block and the fence that closes it; return the source."""
+    found: list[str] = []
+    for line in lines:
+        closing = _CLOSING.match(line)
+        indent = len(closing[1].expandtabs(4)) if closing else 0
+        if closing and closing[2].startswith(fence) and indent < margin + 4:
+            return "\n".join(found)
+        found.append(line)
+    return "\n".join(found).partition("```")[0].partition("</answer>")[0]
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:

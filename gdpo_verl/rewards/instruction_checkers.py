@@ -158,8 +158,8 @@ def _literal(key: str, value: Any) -> Any:
 def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
     # "P. S." is "P.S.".
     pattern = re.escape(options["postscript_marker"].strip()).replace(r"\.", r"\.\s?")
-    parts = re.split(rf"(?<!\w){pattern}", text, flags=re.IGNORECASE)  # PS: is not in tips:
-    return len(parts) > 1 and _has_word(parts[-1])
+    # PS: is not in tips:
+    return re.search(rf"(?<!\w){pattern}\W*\w", text, re.IGNORECASE) is not None
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:

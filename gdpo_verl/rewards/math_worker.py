@@ -141,8 +141,7 @@ def _solved(formula: Any) -> Any:
 
 
 def _same_equation(wanted: Any, found: Any) -> bool:
-    sides = [(found.lhs, found.rhs), (found.rhs, found.lhs)]
-    if any(_agree(wanted.lhs, left) and _agree(wanted.rhs, right) for left, right in sides):
+    if _agree(wanted.lhs, found.lhs) and _agree(wanted.rhs, found.rhs):
         # A statement such as 5^4 = 625 is made of its numbers.
         return _is_named(wanted) or wanted.atoms() == found.atoms()
     # Math-verify finds all equations without a real solution equal.
