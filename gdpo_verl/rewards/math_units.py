@@ -71,9 +71,9 @@ class Unit(NamedTuple):
         >>> read_unit("miles east or west").agrees(read_unit("miles east"))
         False
         """
-        fewer, more = sorted((self.words, other.words), key=len)
-        added = more - fewer
-        return self.base == other.base and fewer <= more and not added & {"and", "or"}
+        fewer = self.words <= other.words or self.words >= other.words
+        added = self.words ^ other.words
+        return self.base == other.base and fewer and not added & {"and", "or"}
 
 
 @lru_cache(maxsize=1024)
