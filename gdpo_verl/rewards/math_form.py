@@ -162,11 +162,15 @@ def as_asked(wanted: str, answer: str) -> str:
 
     >>> as_asked("5, 6", "5,125"), as_asked("x+C", "x+c"), as_asked("5", "5 m")
     ('5, 125', 'x+C', '5\\\\text{m}')
+    >>> as_asked("2A_{16}", "2a_{16}")
+    '2A_{16}'
     """
     if _LIST.search(wanted) and not _LIST.search(answer):  # else a comma is between thousands
         answer = re.sub(r"(?<=\d),(?=\d)", ", ", answer)
     if wanted.endswith("C"):  # the constant of an integral
         answer = re.sub(r"\+\s?c$", "+C", answer)
+    if re.fullmatch(r"[0-9A-F]+_\{?1[1-6]\}?", wanted):
+        answer = answer.upper()
     if not re.search("[A-Za-z]", re.sub(rf"{_TEXT}|\\[A-Za-z]+", "", wanted)):
         answer = _LETTER.sub(r"\\text{\1}", answer)
     return answer

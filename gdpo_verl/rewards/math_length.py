@@ -19,7 +19,12 @@ from gdpo_verl.config.arguments import check_positive
 from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.deadline import ask
 from gdpo_verl.rewards.length import length_reward
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
+from gdpo_verl.rewards.parse_error import (
+    ParseError,
+    check_is_text,
+    warn_of_ground_truth,
+    with_score,
+)
 from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
@@ -111,8 +116,7 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
 
 
 def _formula(ground_truth: str) -> str:
-    if not isinstance(ground_truth, str):
-        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    check_is_text(ground_truth)
     boxed, error = _last_box(ground_truth)
     # Data sets give the formula alone, or a solution that boxes it.
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
