@@ -148,7 +148,8 @@ def _parse(truth: Any) -> Tests:
     if not isinstance(truth, dict):
         raise ValueError("expected an object")
     name: Any = truth.get("entry_point", truth.get("fn_name"))
-    if name is not None and not _is_name(name):
+    is_name = isinstance(name, str) and name.isidentifier() and not iskeyword(name)
+    if name is not None and not is_name:
         raise ValueError(f"expected a function's name, found {name!a:.200}")
     tests = truth.get("test")
     if isinstance(tests, str):
@@ -175,10 +176,6 @@ def _parse(truth: Any) -> Tests:
 def _loads(text: Any) -> Any:
     # int() itself takes no more than 4,300 digits.
     return json.loads(text, parse_int=lambda digits: int(Decimal(digits)))
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier() and not iskeyword(name)
 
 
 def _as_text(lines: Any) -> str:

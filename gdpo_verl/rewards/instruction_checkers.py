@@ -111,21 +111,15 @@ def reads_as(language: str, text: str) -> bool:
     langdetect = import_package("langdetect")
     letters = [letter for letter in text if letter.isalpha()]
     if len(letters) < _FEWEST_LETTERS:
-        found = [unicodedata.name(letter, "?").split()[0] for letter in letters]
-        fitting = [script for script in found if script in _scripts(language)]
+        scripts = [line for line in _SCRIPTS.splitlines() if language in line.split()] or ["LATIN"]
+        names = [unicodedata.name(letter, "?").split()[0] for letter in letters]
+        fitting = [name for name in names if name in scripts[0].split()]
         return 2 * len(fitting) >= len(letters)
     try:
         # Of a few words the likeliest language is often another one than theirs.
         return any(found.lang == language for found in langdetect.detect_langs(text))
     except langdetect.LangDetectException:  # addresses alone
         return True
-
-
-def _scripts(language: str) -> list[str]:
-    for line in _SCRIPTS.splitlines():
-        if language in line.split():
-            return line.split()
-    return ["LATIN"]
 
 
 def _literal(key: str, value: Any) -> Any:
