@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -114,7 +113,6 @@ def package() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-@cache
 def load_module(name: str) -> Any:
     """Import a module of bfcl-eval.
 
@@ -122,6 +120,9 @@ def load_module(name: str) -> Any:
     of every vendor on the leaderboard. During the import, a stub with `MODELS` replaces that
     module.
     """
+    loaded = sys.modules.get(f"bfcl_eval.{name}")
+    if loaded is not None:
+        return loaded
     package()
     os.environ.setdefault("BFCL_PROJECT_ROOT", _scratch.name)
     stubbed = "bfcl_eval.constants.model_config"
