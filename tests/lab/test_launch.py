@@ -174,24 +174,21 @@ def test_edited_reward_is_refused_with_the_option_that_accepts_it(tmp_path):
 def test_a_dry_run_refuses_the_directories_that_a_start_refuses(tmp_path):
     started(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert (
-        "actor.optim.lr: "
-        in dry_run.dry_run(
-            "toolbox/gdpo", tmp_path, ["actor_rollout_ref.actor.optim.lr=1e-5"]
-        ).problems[0]
-    )
+    override = "actor_rollout_ref.actor.optim.lr=1e-5"
+    problem, *_ = dry_run.dry_run("toolbox/gdpo", tmp_path, [override]).problems
+    assert "actor.optim.lr: " in problem
     config = composed("toolbox/gdpo", tmp_path, [])
-    write_checkpoint(tmp_path / "checkpoints", 1)
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", 1)
     dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
-    (tmp_path / "checkpoints" / "global_step_1" / "data.pt").unlink()
+    (checkpoint / "data.pt").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint is complete"):
         dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    with (
-        lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still trains"),
-    ):
-        dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+    with lock_run(tmp_path, "toolbox/gdpo", config):
+        with pytest.raises(RunDirectoryError, match="still trains"):
+            dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+        with pytest.raises(RunDirectoryError, match="still trains"):
+            launch.train("toolbox/gdpo", tmp_path)
 
 
 def test_another_policy_of_the_same_name_is_noticed(tmp_path):
@@ -206,44 +203,36 @@ def test_another_policy_of_the_same_name_is_noticed(tmp_path):
         started(tmp_path / "run", "toolbox/gdpo", override)
 
 
-def test_directory_in_which_a_training_runs_is_refused(tmp_path):
-    config = composed("toolbox/gdpo", tmp_path, [])
-    with (
-        lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still trains"),
-    ):
-        launch.train("toolbox/gdpo", tmp_path)
+PLATFORM = "VERL_PLATFORM"
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
-def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monkeypatch):
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    on_cpu, on_gpus = (compose("toolbox/gdpo", [f"hardware={name}"]) for name in ("cpu", "gpu8"))
-    environment = launch.environment_of(tmp_path, on_cpu)
-    assert (environment["VERL_PLATFORM"], environment["GLOO_SOCKET_IFNAME"]) == ("cpu", "lo")
-    assert "VERL_PLATFORM" not in launch.environment_of(tmp_path, on_gpus)
-    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
-    assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
-
-
-def test_flashinfer_s_sampler_is_switched_off_where_it_would_be_compiled(tmp_path, monkeypatch):
-    on_gpus = OmegaConf.create({"trainer": {"device": "cuda", "nnodes": 1}})
-    variable = "VLLM_USE_FLASHINFER_SAMPLER"
-    compiled: list[str] = []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in compiled or None)
-    monkeypatch.delenv(variable, raising=False)
-    assert launch.environment_of(tmp_path, on_gpus)[variable] == "0"
-    on_cpu = OmegaConf.create({"trainer": {"device": "cpu", "nnodes": 1}})
-    assert variable not in launch.environment_of(tmp_path, on_cpu)
-    monkeypatch.setenv(variable, "1")
-    assert launch.environment_of(tmp_path, on_gpus)[variable] == "1"
-    monkeypatch.delenv(variable)
-    compiled.append("flashinfer_jit_cache")
-    assert variable not in launch.environment_of(tmp_path, on_gpus)
-
-
-def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    assert "PYTHONDONTWRITEBYTECODE" not in launch.environment_of(tmp_path, compose("toolbox/gdpo"))
+@pytest.mark.parametrize(
+    ("hardware", "given", "package", "variable", "value"),
+    [
+        # The driver's platform is that of its workers, unless it is given.
+        ("cpu", {}, None, PLATFORM, "cpu"),
+        ("cpu", {}, None, "GLOO_SOCKET_IFNAME", "lo"),
+        ("gpu8", {}, None, PLATFORM, None),
+        ("cpu", {PLATFORM: "nvidia"}, None, PLATFORM, "nvidia"),
+        # FlashInfer's sampler is switched off where it would be compiled.
+        ("gpu8", {}, None, SAMPLER, "0"),
+        ("gpu8", {}, "flashinfer_jit_cache", SAMPLER, None),
+        ("gpu8", {SAMPLER: "1"}, None, SAMPLER, "1"),
+        ("cpu", {}, None, SAMPLER, None),
+        # Container images set it; then every process would compile what it imports.
+        ("cpu", {BYTECODE: "1"}, None, BYTECODE, None),
+    ],
+)
+def test_the_driver_s_environment(tmp_path, monkeypatch, hardware, given, package, variable, value):
+    config = compose("toolbox/gdpo", [f"hardware={hardware}"])
+    for name in (PLATFORM, SAMPLER):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == package)
+    assert launch.environment_of(tmp_path, config).get(variable) == value
 
 
 def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():
