@@ -276,7 +276,9 @@ def test_a_broken_reward_is_named(check, reward):
 
 
 def test_nested_components_are_what_the_training_makes_of_them(check):
-    status, shown, report = check("nested", "trainer.val_before_train=false", "trainer.test_freq=-1")
+    status, shown, report = check(
+        "nested", "trainer.val_before_train=false", "trainer.test_freq=-1"
+    )
     assert (status, report["problems"]) == (0, [])
     assert "score = 1·right + 1·short in 27 of 27 responses" in shown
     # Our manager hands them on as columns.

@@ -16,7 +16,8 @@ from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.tool_call import bfcl
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.toolbox import rows as toolbox
-from test_prepare import problem, write, written
+from prepared import write, written
+from test_prepare import problem
 
 from gdpo_verl.lab.tasks import catalog, generated, prompt
 from gdpo_verl.lab.tasks import rows as dataset_rows

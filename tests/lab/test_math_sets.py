@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gdpo_verl.recipes.math_length.benchmarks import SETS
 from gdpo_verl.recipes.math_length.rows import REQUEST
-from test_prepare import rejected, truths, write, written
+from prepared import rejected, truths, write, written
 
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import catalog

@@ -5,50 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fake_verl import word_tokenizer
 from gdpo_verl.recipes.code import rows as eurus2_code
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.math_length import rows as deepscaler
 from gdpo_verl.recipes.tool_call import rows as rlla
+from prepared import rejected, truths, write, written
 from tokenizers import pre_tokenizers
 
 from gdpo_verl.lab import cli
 from gdpo_verl.lab.tasks import build, catalog, prompt
 from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
-
-COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-
-
-def write(path, rows):
-    """Write rows as the name's ending says, or a text as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(rows, str):
-        path.write_text(rows)
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
-def written(out_dir, split):
-    table = pq.read_table(out_dir / f"{split}.parquet")
-    assert table.column_names == COLUMNS
-    return list(table.to_pylist())
-
-
-def truths(out_dir, split):
-    return [row["reward_model"]["ground_truth"] for row in written(out_dir, split)]
-
-
-def rejected(provenance):
-    return [(row["row"], row["kind"]) for row in provenance["rejected"]]
 
 
 def problem(number):

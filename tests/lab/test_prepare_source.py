@@ -12,8 +12,8 @@ from typing import ClassVar
 import datasets
 import pyarrow.parquet as pq
 import pytest
+from prepared import write
 from servers import Handler, serving
-from test_prepare import write
 
 from gdpo_verl.lab.tasks.source import open_source, split_of
 
