@@ -383,12 +383,10 @@ def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
 
 @pytest.mark.real
 def test_answers_sampled_from_a_local_model(check, toolbox, policy):
-    status, _, report = check(
-        None,
-        *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
-        # verl's own number, one, would not say whether answers to a prompt differ.
-        *["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"],
-    )
+    options = ["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")]
+    # verl's own number, one, would not say whether answers to a prompt differ.
+    options += ["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"]
+    status, _, report = check(None, *options)
     assert status == 0
     assert [kind["count"] for kind in report["kinds"]] == [24 * 4]
     means = {component["name"]: component["mean"] for component in report["components"]}

@@ -93,7 +93,8 @@ def test_commands_of_the_pages_compose_and_name_a_model(conf, capsys):
     for line in lines:
         words = shlex.split(line.replace("$PWD", str(conf.parent)), comments=True)[1:]
         command = ["train", *words] if line.startswith("scripts/train.sh") else words
-        assert main([*(word for word in command if word != "--dry-run"), "--cfg", "job"]) == 0, line
+        printing = [word for word in command if word != "--dry-run"] + ["--cfg", "job"]
+        assert main(printing) == 0, line
         config = OmegaConf.create(capsys.readouterr().out)
         assert config.actor_rollout_ref.model.path != DEFAULT, line
 

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 
 import pytest
 from gdpo_verl.recipes.gsm8k import reasoning_gym
@@ -87,31 +86,29 @@ def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path
             for split, size in options.items():
                 rows = written(tmp_path / name, split)
                 questions = {row["prompt"][-1]["content"] for row in rows}
-                assert len(questions) == len(rows) == size
+                assert len(rows) == size
+                assert len(questions) == size
                 asked[split] |= questions
         assert asked["train"].isdisjoint(asked["validation"])
 
 
 @pytest.mark.parametrize(
-    ("use", "package", "command"),
+    ("task", "package", "command"),
     [
-        (partial(catalog.prepare, "bfcl"), "bfcl_eval", "--no-deps bfcl-eval=="),
-        (partial(catalog.prepare, "reasoning-gym"), "reasoning_gym", "reasoning-gym=="),
+        ("bfcl", "bfcl_eval", "--no-deps bfcl-eval=="),
+        ("reasoning-gym", "reasoning_gym", "reasoning-gym=="),
         pytest.param(
-            partial(catalog.prepare, "bfcl-v3"),
-            *("bfcl_eval.utils", "--no-deps bfcl-eval.*tenacity"),
-            marks=needs_bfcl,
+            "bfcl-v3", "bfcl_eval.utils", "--no-deps bfcl-eval.*tenacity", marks=needs_bfcl
         ),
     ],
-    ids=["bfcl", "reasoning-gym", "what bfcl-eval's scoring needs"],
 )
 def test_without_its_package_a_task_names_the_command_that_installs_it(
-    tmp_path, monkeypatch, use, package, command
+    tmp_path, monkeypatch, task, package, command
 ):
     monkeypatch.setitem(sys.modules, package, None)
     reasoning_gym.generator.cache_clear()
     with pytest.raises(ModuleNotFoundError, match=f"pip install {command}"):
-        use(tmp_path)
+        catalog.prepare(task, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -79,7 +79,8 @@ def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[s
 # Each recipe and each kind of hardware; the other pairs are left to the slow tier.
 PAIRS = [
     pytest.param(
-        *(name, hardware),
+        name,
+        hardware,
         marks=[] if hardware == "cpu" or name.endswith("/gdpo") else pytest.mark.slow,
     )
     for name in NAMES

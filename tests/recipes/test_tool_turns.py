@@ -331,7 +331,8 @@ def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
     right = []
     for step in (1, 2):
         metrics, rows = run.metrics()[step], run.rollouts(step)
-        assert len(rows) == len({row["uid"] for row in rows}) == 32  # one entry a session
+        assert len(rows) == 32
+        assert len({row["uid"] for row in rows}) == 32  # one entry a session
         assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over the policy's own tokens
         assert metrics["actor/grad_norm"] > 0
         assert metrics["rewards/correctness/std"] > 0
@@ -353,8 +354,7 @@ def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
 
 def test_the_reward_can_be_tried_before_a_training(tmp_path):
     tool_turns.prepare(tmp_path, train=1, validation=16)
-    printed = run_cli(
-        *("check-reward", "--recipe", "tool_turns/gdpo", "actor_rollout_ref.model.path=null"),
-        *("--data", str(tmp_path / "validation.parquet")),
-    )
+    rows = str(tmp_path / "validation.parquet")
+    command = "check-reward --recipe tool_turns/gdpo actor_rollout_ref.model.path=null --data"
+    printed = run_cli(*command.split(), rows)
     assert "PROBLEM" not in printed
