@@ -137,16 +137,15 @@ def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path, ca
 
 
 def test_training_that_its_epochs_end_before_its_steps_names_the_key():
-    def end(reached: int, steps: int | None = 90, loggers: str = "[console,file]") -> None:
-        trainer = f"{{total_epochs: 2, total_training_steps: {steps or 'null'}, logger: {loggers}}}"
-        config = OmegaConf.create(f"trainer: {trainer}")
-        launch._require_last_step("toolbox/gdpo", config, reached)
-
-    end(90)
+    trainer = {"total_epochs": 2, "total_training_steps": 90, "logger": ["console", "file"]}
+    config = OmegaConf.create({"trainer": trainer})
+    launch._require_last_step("toolbox/gdpo", config, 90)
     with pytest.raises(launch.LaunchError, match=r"total_epochs=2 ended .* step 80, before .*=90"):
-        end(80)
-    end(0, loggers="[console]")  # then the last step is not known
-    end(80, steps=None)
+        launch._require_last_step("toolbox/gdpo", config, 80)
+    # The last step is not known without the file, and without a number every step may be the last.
+    for change in ({"logger": ["console"]}, {"total_training_steps": None}):
+        other = OmegaConf.create({"trainer": trainer | change})
+        launch._require_last_step("toolbox/gdpo", other, 0)
 
 
 def test_edited_reward_is_refused_with_the_option_that_accepts_it(tmp_path):

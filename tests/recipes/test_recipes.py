@@ -90,11 +90,8 @@ PAIRS = [
 
 @pytest.mark.parametrize(("name", "hardware"), PAIRS)
 def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_says(
-    name: str,
-    hardware: str,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name, hardware, capsys, monkeypatch
+):
     monkeypatch.setenv("RAY_ADDRESS", "a.cluster:6379")  # which has the GPUs and the model
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -118,7 +115,7 @@ def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_say
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
-def test_control_differs_in_the_estimator_and_the_name_alone(name: str) -> None:
+def test_control_differs_in_the_estimator_and_the_name_alone(name):
     control = name.replace("/gdpo", "/grpo")
     run, other = (yaml.safe_load((RECIPES / f"{n}.yaml").read_text()) for n in (name, control))
     for config, recipe, estimator in ((run, name, "gdpo"), (other, control, "grpo")):
@@ -129,9 +126,7 @@ def test_control_differs_in_the_estimator_and_the_name_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
 @pytest.mark.parametrize("hardware", HARDWARE)
-def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
-    name: str, hardware: str
-) -> None:
+def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(name, hardware):
     config = compose(name, hardware).copy()
     config.trainer.rollout_data_dir = "rollouts"
     epoch = {"tool_call": 105, "gsm8k": 233}.get(name.split("/")[0], 100)
@@ -146,9 +141,7 @@ def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
 
 @pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("task", TASKS)
-def test_a_dry_run_of_each_recipe_on_each_hardware(
-    task: str, hardware: str, tmp_path: Path
-) -> None:
+def test_a_dry_run_of_each_recipe_on_each_hardware(task, hardware, tmp_path):
     tiny = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
     Qwen2Config(vocab_size=413, hidden_size=128, **tiny).save_pretrained(tmp_path / "model")
     given = [f"hardware={hardware}", f"actor_rollout_ref.model.path={tmp_path / 'model'}"]
@@ -162,9 +155,7 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(
     assert "does not exist here" in problem
 
 
-def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_finds_what_is_wrong_and_names_its_key(tmp_path, capsys):
     large = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
     heads = {"num_attention_heads": 28, "num_key_value_heads": 4}
     Qwen2Config(vocab_size=151936, **large, **heads).save_pretrained(tmp_path / "model")
@@ -194,9 +185,7 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_readme_says_the_cost_prepares_what_its_recipe_reads_and_trains_both_arms(
-    task: str,
-) -> None:
+def test_a_readme_says_the_cost_prepares_what_its_recipe_reads_and_trains_both_arms(task):
     text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
     cost = " ".join(text.partition("```")[0].partition("**Cost")[2].split())
     # Measured, with its machine; or the page says that nobody here ran it.
