@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -103,7 +104,8 @@ class Hub(Handler):
         if path not in self.pages:
             absent = "EntryNotFound" if "/resolve/" in path else "RepoNotFound"
             self.send_header("X-Error-Code", absent)
-        self.send_header("ETag", f'"{path}"')
+        # The client's name for the file: a path would be one outside of its cache.
+        self.send_header("ETag", hashlib.sha256(body).hexdigest())
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
