@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import pytest
 from protected import working_protections
@@ -67,6 +68,6 @@ def test_each_line_says_what_is_expected_and_why_and_no_line_is_there_twice(reci
     for case in cases_of(recipe):
         required = case.keys() - {"extra_info", "lenient", "verl", "by_turn"}
         assert required == {"answer", "truth", "expected", "why"}
-        asked = (case["answer"], case["truth"], case.get("extra_info"))
+        asked = json.dumps([case["answer"], case["truth"], case.get("extra_info")])
         assert asked not in seen
         seen.append(asked)

@@ -270,6 +270,13 @@ def double(number: int) -> str:
 '''
 
 
+@pytest.fixture(scope="module")
+def plain_tools(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tools") / "plain_tools.py"
+    path.write_text(PLAIN_TOOL)
+    return path
+
+
 @pytest.mark.parametrize(
     ("turn", "executed", "code"),
     [
@@ -279,11 +286,9 @@ def double(number: int) -> str:
     ],
 )
 def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(
-    tokenizer, tmp_path, turn, executed, code
+    tokenizer, plain_tools, turn, executed, code
 ):
-    path = tmp_path / "plain_tools.py"
-    path.write_text(PLAIN_TOOL)
-    output = session(tokenizer, turn, "<answer>42</answer>", tools=path)
+    output = session(tokenizer, turn, "<answer>42</answer>", tools=plain_tools)
     assert output.extra_fields["tool_rewards"] == [0.0]
     text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
     found = compute_score("", text, "42", {"calls": 1, **output.extra_fields})
