@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_runs import write_lines
+from fake_runs import verls_uid, write_lines
 from gdpo_verl.recipes.toolbox import rows as toolbox_data
 from omegaconf import OmegaConf
 from processes import run_cli
@@ -28,7 +28,7 @@ TOOLBOX_REWARD = {
 
 def line(question, sample=0, truth="t", output=0, **values):
     """An answer as verl dumps it; `question` is a prompt, its uid follows from it."""
-    uid = f"{question}_{sample}_{output}"
+    uid = f"{verls_uid(question)}_{sample}_{output}"
     known = {"input": f"user\n{question}\nassistant\n", "output": "…", "gts": truth, "uid": uid}
     return {**known, "step": 0, "score": 1.0, **values}
 

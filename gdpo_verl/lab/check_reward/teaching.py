@@ -11,7 +11,7 @@ from gdpo_verl.lab.replay.advice import advise
 from gdpo_verl.lab.replay.capacity import capacity
 from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.output import verdict_lines
-from gdpo_verl.lab.replay.settings import ESTIMATORS, Setting
+from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
 from gdpo_verl.plugin.batch import RewardBatch
 

@@ -150,6 +150,11 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
             "The responses to one prompt share the value of this column. Default: uid or prompt.",
         ),
         (
+            "--response",
+            "COLUMN",
+            "This column is the text of the response. Default: output, completion or response.",
+        ),
+        (
             "--components",
             "COLUMN[,…]",
             "These columns are the reward components. Default: those that the run names.",
@@ -306,6 +311,7 @@ def _replay(options: argparse.Namespace) -> None:
         [Path(word) for word in words if word not in settings],
         settings,
         group=options.group,
+        text=options.response,
         components=options.components.split(",") if options.components else (),
         function=options.function,
         tokenizer=options.tokenizer,

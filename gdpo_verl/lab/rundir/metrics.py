@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.rundir.dumps import is_number, parse_json
+from gdpo_verl.advantage.checks import is_number
+from gdpo_verl.lab.rundir.dumps import parse_json
 from gdpo_verl.lab.rundir.layout import METRICS
 
 STATE = "trainer_state.json"
