@@ -94,8 +94,8 @@ class Setting:
         Raises:
           ValueError: the token counts of a response's turns are unknown; names file and line.
         """
-        if self.by_batch:
-            score = decomposition.score[decomposition.scored]
+        score = decomposition.score[decomposition.scored]
+        if self.by_batch and len(score) > 1:
             return decomposition.grpo / (score.std() + _TRLS_EPSILON)
         if self.estimator != "gdpo":
             return decomposition.grpo
