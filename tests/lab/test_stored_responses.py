@@ -17,6 +17,7 @@ from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.evaluate import answers
 from gdpo_verl.lab.evaluate.compare import compare
 from gdpo_verl.lab.replay import replay
+from gdpo_verl.lab.report.drawn import run_of_dumps
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -223,7 +224,10 @@ def test_a_generation_that_is_logged_twice_counts_once(tmp_path):
     pq.write_table(again, tmp_path / "run/completions_00002.parquet")
     result = replay([tmp_path / "run"])
     assert (result.rows, result.asked.groups, result.steps) == (16, 4, 1)
-    assert "holds the generation of the table before it again" in " ".join(result.notes)
+    assert "holds the generation of an earlier table again" in " ".join(result.notes)
+    run = run_of_dumps(tmp_path / "run")
+    assert list(run.metrics) == [1]
+    assert run.metrics[1]["rewards/right/mean"] == rewards[:, 0].mean()
 
 
 def test_equal_prompts_of_several_groups_are_named(tmp_path):

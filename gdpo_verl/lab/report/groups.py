@@ -15,9 +15,8 @@ from gdpo_verl.distinct import levels
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
-    Row,
+    complete_rows,
     evenly_spaced,
-    numbered_rows,
     reward_of,
     short_prompt,
     shorten,
@@ -190,13 +189,8 @@ def _numbers_of(responses: Sequence[Response]) -> list[str]:
 @lru_cache(maxsize=4096)
 def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
     # Time and size are there for the cache, which else would answer from before the last change.
-    rows: list[tuple[int, Row]] = []
     broken: list[int] = []
-    for line, row in numbered_rows(path, DUMP_BYTES):
-        if row is None:
-            broken.append(line)
-        else:
-            rows.append((line, row))
+    responses = responses_of(complete_rows(path, broken, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
     if size > DUMP_BYTES:
@@ -210,7 +204,6 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
             f"{name}: {len(broken)} lines are not complete rows (the first is line {broken[0]}). "
             "Its responses are shown, and its groups are not counted."
         )
-    responses = responses_of(rows, path)
     groups = _groups_of(responses, components)
     counted = [group for group in groups if any(group.scored) and not broken]
     if not any(any(group.scored) for group in groups):

@@ -8,7 +8,7 @@ from typing import Any
 from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
 from gdpo_verl.lab.rundir.dumps import (
     DUMP_BYTES,
-    numbered_rows,
+    complete_rows,
     reward_of,
     scores_text,
     short_prompt,
@@ -79,8 +79,7 @@ def _is_scored(name: str, responses: Sequence[Response]) -> bool:
 def _by_prompt(run: Run, step: int) -> dict[str, Response]:
     """The first response to each prompt; verl orders those to one prompt by session."""
     path = run.validation[step]
-    rows = [(line, row) for line, row in numbered_rows(path, DUMP_BYTES) if row is not None]
     found: dict[str, Response] = {}
-    for response in responses_of(rows, path):
+    for response in responses_of(complete_rows(path, [], DUMP_BYTES), path):
         found.setdefault(response.prompt, response)
     return found

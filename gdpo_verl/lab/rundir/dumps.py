@@ -54,8 +54,9 @@ def reward_of(value: Any) -> float | None:
     >>> [reward_of(value) for value in (0.5, True, None, "0.5")]
     [0.5, 1.0, None, None]
     """
-    is_reward = is_number(value) or isinstance(value, bool)
-    return float(value) if is_reward else None
+    if is_number(value) or isinstance(value, bool):
+        return float(value)
+    return None
 
 
 def step_of(path: Path) -> int | None:
@@ -100,6 +101,15 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
                 yield number, _with_verls_names(row)
             elif line.strip():
                 yield number, None
+
+
+def complete_rows(path: Path, incomplete: list[int], most: int) -> Iterator[tuple[int, Row]]:
+    """Yield the numbered rows; `incomplete` gets the numbers of the lines that are none."""
+    for line, row in numbered_rows(path, most):
+        if row is None:
+            incomplete.append(line)
+        else:
+            yield line, row
 
 
 def _with_verls_names(row: Row) -> Row:
@@ -181,7 +191,8 @@ def is_padding(row: Mapping[str, Any], key: RowKey | None) -> bool:
 
     Its advantages are null; without these columns its uid shows it.
     """
-    if all(row.get(name, 0.0) is None for name in ADVANTAGES):
+    gdpo, grpo = ADVANTAGES
+    if row.get(gdpo, 0.0) is None and row.get(grpo, 0.0) is None:
         return True
     return key is not None and key.uid.startswith("pad") and bool(_VERLS_UID.fullmatch(key.uid))
 

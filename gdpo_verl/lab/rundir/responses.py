@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from gdpo_verl.config.components import MINI_BATCH
 from gdpo_verl.lab.rundir.dumps import Row, is_padding, reward_of, row_key
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Response:
     """One stored response.
 
@@ -31,24 +31,27 @@ class Response:
       file, line: the place of its last output.
       group: its prompt's uid, or without one the prompt.
       mini_batch: the number of the mini-batch of its step with which it was whitened.
-      outputs: the rows of its outputs, in their order.
+      row: the row of its last output, which counts.
+      earlier: the rows of the outputs before it, in their order.
     """
 
     file: Path
     line: int
     group: str
     mini_batch: float
-    outputs: Sequence[Row]
+    row: Row
+    earlier: Sequence[Row] = ()
 
     @property
-    def row(self) -> Row:
-        """The row of the last output, which counts."""
-        return self.outputs[-1]
+    def outputs(self) -> list[Row]:
+        """The rows of all outputs, in their order."""
+        return [*self.earlier, self.row]
 
     @property
     def prompt(self) -> str:
         """The question, which the first output begins with."""
-        return str(self.outputs[0].get("input", ""))
+        first = self.earlier[0] if self.earlier else self.row
+        return str(first.get("input", ""))
 
     @property
     def text(self) -> Any:
@@ -62,7 +65,7 @@ class Response:
 
 
 def responses_of(rows: Iterable[tuple[int, Row]], file: Path, group: str = "") -> list[Response]:
-    """Join the numbered rows of one step to responses, without padding.
+    """Join numbered rows to responses, without padding.
 
     Args:
       group: the column that names the group; "" for verl's uid, else the prompt.
@@ -70,41 +73,39 @@ def responses_of(rows: Iterable[tuple[int, Row]], file: Path, group: str = "") -
     Raises:
       ValueError: a row has no value in the column of the group; names file and line.
     """
-    sessions: dict[Any, list[tuple[int, int, Row]]] = {}
+    found: dict[Any, Response] = {}
     for line, row in rows:
         key = row_key(row)
         if is_padding(row, key):
             continue
-        if key is None:  # the row is a session of its own
-            sessions[line] = [(0, line, row)]
+        if group:
+            name = row.get(group)
+            if name is None:
+                raise ValueError(f"{file}, line {line}: expected a value of {group!r}, found none")
+        elif key is not None:
+            name = key.uid
         else:
-            sessions.setdefault((key.uid, key.session), []).append((key.output, line, row))
-    return [_response(outputs, file, group) for outputs in sessions.values()]
+            name = row.get("uid", row.get("input", ""))
+        mini_batch = reward_of(row.get(MINI_BATCH)) or 0.0
+        response = Response(file, line, str(name), mini_batch, row)
+        # A row without a key is a session of its own.
+        session = line if key is None else (key.uid, key.session)
+        if session in found:
+            response = _joined(found[session], response)
+        found[session] = response
+    return list(found.values())
 
 
-def _response(outputs: list[tuple[int, int, Row]], file: Path, group: str) -> Response:
-    # verl's balancing shuffles the rows of a dump.
-    outputs.sort(key=lambda output: output[:2])
-    rows = [row for _, _, row in outputs]
-    _, line, last = outputs[-1]
-    key = row_key(last)
-    if group:
-        name = last.get(group)
-        if name is None:
-            raise ValueError(f"{file}, line {line}: expected a value of {group!r}, found none")
-    elif key is not None:
-        name = key.uid
-    else:
-        name = last.get("uid", rows[0].get("input", ""))
-    return Response(file, line, str(name), reward_of(last.get(MINI_BATCH)) or 0.0, rows)
+def _joined(one: Response, other: Response) -> Response:
+    """Join outputs of one session, whose rows verl's balancing may have shuffled."""
+    outputs = sorted([*one.outputs, *other.outputs], key=_output_of)
+    last = one if outputs[-1] is one.row else other
+    return replace(last, earlier=outputs[:-1])
 
 
-def by_mini_batch(responses: Sequence[Response]) -> list[list[Response]]:
-    """Split the responses of a step into its mini-batches, in their order."""
-    batches: dict[float, list[Response]] = {}
-    for response in responses:
-        batches.setdefault(response.mini_batch, []).append(response)
-    return [batches[number] for number in sorted(batches)]
+def _output_of(row: Row) -> int:
+    key = row_key(row)
+    return 0 if key is None else key.output
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class Batch:
     """
 
     step: int
-    responses: Sequence[Response]
-    rewards: Sequence[dict[str, Any]]
+    responses: list[Response]
+    rewards: list[dict[str, Any]]
 
     @property
     def groups(self) -> list[str]:

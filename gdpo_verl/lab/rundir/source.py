@@ -6,6 +6,7 @@ Dumps are read a step at a time; a file that may hold several steps is read at o
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,13 +29,14 @@ from gdpo_verl.lab.rundir.dumps import (
     TEXTS,
     Row,
     assistant_text,
+    complete_rows,
     numbered_rows,
     reward_of,
     step_files,
     step_of,
 )
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.responses import Batch, Response, by_mini_batch, responses_of
+from gdpo_verl.lab.rundir.responses import Batch, Response, responses_of
 from gdpo_verl.lab.rundir.run import node_of, read_run
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code
 from gdpo_verl.names import did_you_mean
@@ -112,7 +114,7 @@ class Source:
         self.counts_tokens = self.counter is not None or TOKENS in self.columns
         scores = [name for name in ("score", "reward") if name in self.columns]
         self.score_column = "" if self.is_ours or self.is_trls or not scores else scores[0]
-        self._generation: list[Any] = []
+        self._tables: dict[int, Path] = {}
         self._scored: dict[tuple[Path, int], dict[str, Any]] = {}
 
     def _note(self, *sentences: str) -> None:
@@ -191,11 +193,10 @@ class Source:
         if self.scorer:
             numbers: dict[str, None] = {}
             for number, path in self.files.items():
-                for responses in self._responses(number, path).values():
-                    for response in responses:
-                        for name, value in self._returned(response).items():
-                            if reward_of(value) is not None and self._may_be_reward(name):
-                                numbers[name] = None
+                for response in self._responses(number, path):
+                    for name, value in self._returned(response).items():
+                        if reward_of(value) is not None and self._may_be_reward(name):
+                            numbers[name] = None
             return list(numbers)
         asked = () if self.is_ours else self.keys
         return self.logged or asked or self.numbers
@@ -227,7 +228,6 @@ class Source:
         Raises:
           ValueError: names file and line.
         """
-        self._generation = []
         for number, path in self.files.items():
             yield from self.batches_of(number, path)
 
@@ -237,67 +237,71 @@ class Source:
         Raises:
           ValueError: names file and line.
         """
-        batches = []
-        for step, responses in sorted(self._responses(number, path).items()):
-            if self.is_trls and self._repeats(responses):
-                self._note(
-                    f"{path}: the table holds the generation of the table before it again "
-                    f"(steps_per_generation or num_iterations), so that step {step} is left out"
-                )
-                continue
-            for members in by_mini_batch(responses):
-                batches.append(Batch(step, members, [self._returned(each) for each in members]))
+        batches: dict[tuple[int, float], Batch] = {}
+        for response in self._responses(number, path):
+            step = int(response.row.get("step", number or 0))
+            batch = batches.setdefault((step, response.mini_batch), Batch(step, [], []))
+            batch.responses.append(response)
+            batch.rewards.append(self._returned(response))
+        returned = [rewards for batch in batches.values() for rewards in batch.rewards]
         # A reward that no response of the file has is not scored there.
-        returned = [rewards for batch in batches for rewards in batch.rewards]
         held = set().union(*returned)
         absent = [each.name for each in self.components if each.name not in held]
-        for rewards in returned if absent else ():
-            rewards.update(dict.fromkeys(absent))
-        for batch in batches:
+        if absent:
+            for rewards in returned:
+                rewards.update(dict.fromkeys(absent))
+        for batch in batches.values():
             self._note(*self._odd_groups(batch))
-        return batches
+        return [batches[place] for place in sorted(batches)]
 
-    def _responses(self, number: int | None, path: Path) -> dict[int, list[Response]]:
-        """Return a file's responses by step; none of a step with an incomplete row."""
-        rows: dict[int, list[tuple[int, Row]]] = {}
-        for line, row in numbered_rows(path):
-            if row is None:
-                if number is None:
-                    raise ValueError(
-                        f"{path}, line {line}: expected a JSON object, found an incomplete one. "
-                        "Correct or remove the line"
-                    )
-                self._note(f"{path}, line {line}: the row is incomplete. Step {number} is left out")
-                return {}
-            step = row.get("step", number or 0)
-            if not is_number(step):
-                raise ValueError(
-                    f"{path}, line {line}: expected a number for 'step', found {step!r}"
-                )
-            if number not in (None, step):
-                raise ValueError(
-                    f"{path}, line {line}: expected a row of step {number}, found one of step "
-                    f"{step!r}. Are the dumps of two runs in one folder?"
-                )
-            if self.text:
-                row["output"] = assistant_text(row.get(self.text))
-            rows.setdefault(int(step), []).append((line, row))
-        if not rows:
+    def _responses(self, number: int | None, path: Path) -> list[Response]:
+        """Return a file's responses; none of a step with an incomplete row."""
+        incomplete: list[int] = []
+        rows = complete_rows(path, incomplete, sys.maxsize)
+        responses = responses_of(rows, path, self.group)
+        if incomplete and number is None:
+            raise ValueError(
+                f"{path}, line {incomplete[0]}: expected a JSON object, found an incomplete one. "
+                "Correct or remove the line"
+            )
+        if incomplete:
+            self._note(
+                f"{path}, line {incomplete[0]}: the row is incomplete. Step {number} is left out"
+            )
+            return []
+        if not responses:
             self._note(f"{path}, line 1: no rows. Step {number} is left out")
-        found = {step: responses_of(each, path, self.group) for step, each in rows.items()}
-        for response in itertools.chain(*found.values()) if self.counter else ():
-            # As in a training, those of all outputs.
-            texts = [self._text_of(row, response.place) for row in response.outputs]
-            response.row[TOKENS] = sum(map(self.counter, texts))
-        return found
+        for response in responses:
+            self._check_step(response, number)
+            if self.text:
+                for row in response.outputs:
+                    row["output"] = assistant_text(row.get(self.text))
+            if self.counter:
+                # As in a training, those of all outputs.
+                texts = [self._text_of(row, response.place) for row in response.outputs]
+                response.row[TOKENS] = sum(map(self.counter, texts))
+        if self.is_trls and self._repeats(responses, path):
+            self._note(
+                f"{path}: the table holds the generation of an earlier table again "
+                f"(steps_per_generation or num_iterations), so that step {number} is left out"
+            )
+            return []
+        return responses
 
-    def _repeats(self, responses: Sequence[Response]) -> bool:
-        """Return whether a table has the responses of the one before it."""
-        before = self._generation
-        self._generation = [
-            (each.prompt, each.text, each.row.get("advantage")) for each in responses
-        ]
-        return self._generation == before
+    def _check_step(self, response: Response, number: int | None) -> None:
+        step = response.row.get("step", number or 0)
+        if not is_number(step):
+            raise ValueError(f"{response.place}: expected a number for 'step', found {step!r}")
+        if number not in (None, step):
+            raise ValueError(
+                f"{response.place}: expected a row of step {number}, found one of step {step!r}. "
+                "Are the dumps of two runs in one folder?"
+            )
+
+    def _repeats(self, responses: Sequence[Response], path: Path) -> bool:
+        """Return whether another table has the same responses."""
+        table = tuple((each.prompt, each.text, each.row.get("advantage")) for each in responses)
+        return self._tables.setdefault(hash(table), path) != path
 
     def _returned(self, response: Response) -> dict[str, Any]:
         """Return what the reward function returned for a response: its row, or scored anew."""
