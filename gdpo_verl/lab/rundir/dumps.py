@@ -94,11 +94,11 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
             left = left - len(line)
             number = number + 1
             try:
-                row = parse_json(line)
+                parsed = parse_json(line)
             except ValueError:
-                row = None
-            if isinstance(row, dict):
-                yield number, _with_verls_names(row)
+                parsed = None
+            if isinstance(parsed, dict):
+                yield number, _with_verls_names(parsed)
             elif line.strip():
                 yield number, None
 

@@ -52,7 +52,7 @@ _NO_REWARD = {*RESERVED, "advantage", "parse_error", "prompt", "completion", "re
 class Scorer(Protocol):
     """A reward function, with the components that it declares."""
 
-    components: Sequence[Component]
+    components: tuple[Component, ...]
 
     def __call__(self, row: Row, where: str) -> Mapping[str, Any]:
         """Return what the reward function returns; ValueError names `where`."""
@@ -128,13 +128,17 @@ class Source:
         columns: dict[str, None] = {}
         numbers: dict[str, None] = {}
         texts: dict[str, str] = {}
+        settled: set[str] = set()
         for path, line, row in rows:
             for name, value in (row or {}).items():
-                if name in numbers:
+                if name in settled:
                     continue
                 columns.setdefault(name)
-                if reward_of(value) is not None:
+                if not self._may_be_reward(name):
+                    settled.add(name)
+                elif reward_of(value) is not None:
                     numbers[name] = None
+                    settled.add(name)
                 elif isinstance(value, str) and _is_number_text(value):
                     texts.setdefault(name, f"{path}, line {line}")
         if not columns:
@@ -142,9 +146,9 @@ class Source:
                 f"{self.first_place}: expected rows, one JSON object a line, found none"
             )
         self.columns = list(columns)
-        self.numbers = [name for name in numbers if self._may_be_reward(name)]
+        self.numbers = list(numbers)
         for name, place in texts.items():
-            if name not in numbers and self._may_be_reward(name):
+            if name not in numbers:
                 self._note(
                     f"{place}: the numbers of {name!r} are texts, so that it is no component; "
                     "write them as numbers"
