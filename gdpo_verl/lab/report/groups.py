@@ -161,7 +161,10 @@ def _first_known(values: Sequence[float | None]) -> float | None:
 
 
 def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Group]:
-    """Return the groups, each of one mini-batch, and find out what varies in them."""
+    """Return the groups, each of one mini-batch, with what varies in them.
+
+    First come those with the most that GRPO treats as equal, then an order that knows no score.
+    """
     members: dict[tuple[float, str], list[Response]] = {}
     for response in responses:
         members.setdefault((response.mini_batch, response.group), []).append(response)
@@ -175,6 +178,7 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
         group.scored = scored
         group.constant = constant
         group.dead = dead
+    groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
     return groups
 
 
@@ -208,9 +212,6 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
     counted = [group for group in groups if any(group.scored) and not broken]
     if not any(any(group.scored) for group in groups):
         groups = _groups_of(responses, _numbers_of(responses))
-    # Those with the most that GRPO takes for equal, then in an order that knows no score.
-    groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
-    counted.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
     dead = [group for group in counted if group.dead]
     shown: list[dict[str, Any]] = []
     used = 0

@@ -315,9 +315,10 @@ def read_launch(run: Path) -> dict[str, Any]:
 
 
 def _read_config(run: Path, notes: list[str]) -> DictConfig:
-    with contextlib.suppress(RunError, OmegaConfBaseException):
-        if config_of(run):
-            return read_settings(run / CONFIG)
+    with contextlib.suppress(ValueError):
+        config = settings_with(run / CONFIG)
+        if config:
+            return config
     notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
 
