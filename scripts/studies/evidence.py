@@ -22,7 +22,7 @@ from page import ROOT, markdown_table, replace_block
 
 from gdpo_verl.lab.replay.capacity import varies
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
-from gdpo_verl.lab.report.tables import half_interval
+from gdpo_verl.lab.statistics import half_interval
 
 Run = Sequence[Mapping[str, Any]]  # the steps of one run, in order
 Runs = Mapping[str, Mapping[int, Run]]  # by arm and seed

@@ -100,11 +100,17 @@ def test_components_are_those_of_all_files(tmp_path):
     for row in steps[3]:
         row["late"] = row["correctness"]  # unknown before
     found = replay([dump(tmp_path / "dumps", steps)]).asked
-    assert found.keys == (*KEYS, "brevity", "style", "late")
+    assert found.keys == (*KEYS, "style", "brevity", "late")
     assert found.varying[found.keys.index("style")] == 12
     assert found.varying[found.keys.index("late")] > 0
     summary = summary_of(tmp_path / "page", tmp_path / "dumps")
     assert "training late, mean of all steps" in summary
+
+
+def test_components_are_in_the_order_of_the_columns(tmp_path):
+    rows = drawn(4, two_rewards)
+    rows[0]["correctness"] = None
+    assert replay([dump(tmp_path / "dumps", {1: rows})]).asked.keys == KEYS
 
 
 def test_components_of_a_function_are_those_of_all_its_results(tmp_path):

@@ -126,7 +126,7 @@ class Source:
         if self.named or self.scorer or self.logged:
             rows = itertools.islice(rows, _PEEK)
         columns: dict[str, None] = {}
-        numbers: dict[str, None] = {}
+        numbers: set[str] = set()
         texts: dict[str, str] = {}
         settled: set[str] = set()
         for path, line, row in rows:
@@ -137,7 +137,7 @@ class Source:
                 if not self._may_be_reward(name):
                     settled.add(name)
                 elif reward_of(value) is not None:
-                    numbers[name] = None
+                    numbers.add(name)
                     settled.add(name)
                 elif isinstance(value, str) and _is_number_text(value):
                     texts.setdefault(name, f"{path}, line {line}")
@@ -146,7 +146,7 @@ class Source:
                 f"{self.first_place}: expected rows, one JSON object a line, found none"
             )
         self.columns = list(columns)
-        self.numbers = list(numbers)
+        self.numbers = [name for name in columns if name in numbers]
         for name, place in texts.items():
             if name not in numbers:
                 self._note(
@@ -195,13 +195,13 @@ class Source:
     def _found(self) -> Sequence[str]:
         """Return the components' names where neither the user nor a declaration gives them."""
         if self.scorer:
-            numbers: dict[str, None] = {}
+            is_scored: dict[str, bool] = {}
             for number, path in self.files.items():
                 for response in self._responses(number, path):
                     for name, value in self._returned(response).items():
-                        if reward_of(value) is not None and self._may_be_reward(name):
-                            numbers[name] = None
-            return list(numbers)
+                        before = is_scored.get(name, False)
+                        is_scored[name] = before or reward_of(value) is not None
+            return [name for name in is_scored if is_scored[name] and self._may_be_reward(name)]
         asked = () if self.is_ours else self.keys
         return self.logged or asked or self.numbers
 
