@@ -14,7 +14,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,8 +74,7 @@ class Seam:
         self.config = config
         self.estimates = validation.is_gdpo(config)
         # verl's own estimators give each response one advantage, so per-turn components are summed.
-        answers = replace(objective, config=replace(objective.config, credit="answer"))
-        self.objective = objective if self.estimates else answers
+        self.objective = objective if self.estimates else objective.of_answers()
         self.failures: replay_buffer.SessionFailures | None = None
         self.dump = Dump(self.objective)
         self._failures_warned = self._score_checked = False
