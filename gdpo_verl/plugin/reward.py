@@ -25,7 +25,6 @@ from gdpo_verl.config.components import RESERVED
 from gdpo_verl.plugin.reward_function import (
     MANAGER_NAME,
     in_configuration,
-    unnamed_arguments,
     user_place,
 )
 from gdpo_verl.reward_dicts import expected_dict, unnested
@@ -51,23 +50,15 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
       the row's name; {} when it needs a reward model, which does not run yet.
 
     Raises:
-      ValueError: it cannot be called, raised, or returned what ends a run; or prompts are too
-        long.
+      ValueError: it cannot be called, raised, or returned what ends a run.
     """
     from verl.trainer.ppo.reward import load_reward_manager
 
     config = trainer.config
     tokenizer = trainer.tokenizer
-    first = [trainer.train_dataset[n] for n in range(min(MEASURED, len(trainer.train_dataset)))]
-    problem = overlong_prompts(config, tokenizer, trainer.train_dataset, first)
-    if problem:
-        raise ValueError(problem)
     if config.reward.reward_model.enable:
         return {}
-    problems = unnamed_arguments(config)
-    if problems:
-        raise ValueError("; ".join(problems))
-    prompt = prompt_text(config, tokenizer, first[0])
+    prompt = prompt_text(config, tokenizer, trainer.train_dataset[0])
     warning = opened_thought_warning(config, prompt)
     if warning:
         logger.warning(warning)
@@ -91,6 +82,12 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
                 "A reward function must return a score, and its components, for any text."
             ) from error
     return {name: returned[name] for name in training}
+
+
+def measured_rows(trainer: Any) -> list[Mapping[str, Any]]:
+    """Return the training rows whose prompts are measured."""
+    rows = trainer.train_dataset
+    return [rows[number] for number in range(min(MEASURED, len(rows)))]
 
 
 def validates(config: Any) -> bool:
