@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,19 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def policy() -> Path:
-    """The tiny policy of `gdpo-verl make-policy`, from where it is kept for the studies."""
-    return RECIPES.parent / "docs/evidence/policies/toolbox"
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy like that of `gdpo-verl make-policy`, after half of the steps."""
+
+    def make(out: Path) -> None:
+        from gdpo_verl.lab import policy
+        from gdpo_verl.lab.policy.tasks import TASKS
+
+        settings = replace(TASKS["toolbox"].settings, steps=160)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)
+            policy.make_policy(out, settings=settings)
+
+    return made_once(tmp_path_factory, "policy", make)
 
 
 def overrides_of(settings: dict[str, Any]) -> list[str]:

@@ -2,9 +2,8 @@
 
     OMP_NUM_THREADS=1 python scripts/dev/benchmark.py advantage  # compared with verl's estimators
     python scripts/dev/benchmark.py advantage --variants --size 4096x1024x3
-    python scripts/dev/benchmark.py seam --size 1024x256          # the plug-in in a step of verl
-    python scripts/dev/benchmark.py code --answers 100            # a step's rewards, some bad
-    python scripts/dev/benchmark.py slow-answers
+    python scripts/dev/benchmark.py step --size 1024x256          # the plug-in in a step of verl
+    python scripts/dev/benchmark.py replay --responses 100000     # report and replay, with memory
 
 Where contenders take turns, real time and the processor time of this process are printed for each:
 the median, the least time, and the ratio to the first line, within a turn (median and quartiles)
@@ -16,18 +15,17 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import gc
 import json
-import multiprocessing
 import os
-import re
+import random
+import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -120,27 +118,6 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
     return found
 
 
-def peak_mib(run: Callable[[], object], device: str) -> float:
-    """Measure the most memory of one call without its inputs, but with its result."""
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    # Pages that glibc kept would be used again without being counted.
-    ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at the present memory
-    before, result = peak_kib(), run()
-    del result
-    return (peak_kib() - before) / 2**10
-
-
-def peak_kib() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1])
-
-
 def keep_pages() -> None:
     """Make glibc keep freed blocks below 32 MiB.
 
@@ -159,90 +136,9 @@ def advantage(args: argparse.Namespace) -> None:
         print(f"\n{text} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
         runs = contenders([int(number) for number in text.split("x")], args.device, args.variants)
         compare(runs, args.turns)
-        for name, run in runs.items():
-            print(f"  peak {name:20} {peak_mib(run, args.device):9.0f} MiB", flush=True)
 
 
-# ---------------------------------------------------------------- code, slow-answers
-
-
-def common(kind: str, index: int) -> tuple[str, str]:
-    """Return a common response and its ground truth: a program with ten tests, or mathematics."""
-    if kind == "code":
-        inputs = [f"{i} 1" for i in range(10)]
-        outputs = [str(i + 1) for i in range(10)]
-        tests = json.dumps({"inputs": inputs, "outputs": outputs})
-        return "print(sum(map(int, input().split())))", tests
-    n = 2 + index // 2
-    forms = [
-        (rf"\frac{{{n}}}{{{n + 2}}}", f"{n}/{n + 2}"),
-        (str(n), f"x = {n}"),
-        (rf"\sqrt{{{n + 1}}}", rf"\sqrt{{{n + 1}}}"),
-        (f"({n}, {n + 3}]", f"({n}, {n + 3}]"),
-        (rf"\{{{n}, {n + 1}\}}", rf"\{{{n + 1}, {n}\}}"),
-    ]
-    truth, answer = forms[n % len(forms)]
-    return (answer if index % 2 else str(-n)), truth  # every other one is right
-
-
-BAD = {
-    "code": ["while True: pass", "x = []\nwhile True: x.append('a' * 999999)"],
-    # On these sympy does not end, or uses all the memory of a worker.
-    "slow-answers": [r"9^{9^{9^9}}", r"((10!)!)!", r"\int_0^1 \sin(x^x) \cos(x)^{x} dx"],
-}
-
-
-def questions(kind: str, answers: int, share: float) -> list[tuple[str, str]]:
-    """Return responses with ground truths, and bad ones spread evenly: at least one, if any."""
-    found = [common(kind, index) for index in range(answers)]
-    bad = max(round(answers * share), int(share > 0))
-    for number in range(bad):
-        place = number * answers // bad
-        found[place] = (BAD[kind][number % len(BAD[kind])], found[place][1])
-    return found
-
-
-def judge(kind: str, question: tuple[str, str]) -> tuple[bool, bool]:
-    """Score a response: is it right, and did it get a result at all?"""
-    from gdpo_verl.rewards import code, math_length
-
-    answer, truth = question
-    info = {"response_length": 9}
-    if kind == "code":
-        result = code.compute_score("", f"```python\n{answer}\n```", truth, info)
-        return result["pass"] == 1, result["parse_error"] == 0
-    result = math_length.compute_score("", f"So, \\boxed{{{answer}}}.", truth, info)
-    return result["correctness"] == 1, result["parse_error"] == 0
-
-
-def work(kind: str, chunk: list[tuple[str, str]]) -> list[tuple[bool, bool]]:
-    with ThreadPoolExecutor() as pool:  # as many threads as asyncio has by default
-        return list(pool.map(partial(judge, kind), chunk))
-
-
-def step(args: argparse.Namespace) -> None:
-    """Compute the rewards of a step in as many processes as verl has (`reward.num_workers`)."""
-    from gdpo_verl.sandbox import best_protection
-
-    print(f"protection: {best_protection().name}, cores: {len(os.sched_getaffinity(0))}\n")
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.workers, context) as pool:
-        print("| bad responses | seconds per step | right | no result |\n|---|---|---|---|")
-        # One step of common responses starts the processes and fills sympy's caches; it is not
-        # measured.
-        for turn, share in enumerate([0.0, *args.bad]):
-            batch = questions(args.benchmark, args.answers, share)
-            chunks = [batch[rank :: args.workers] for rank in range(args.workers)]
-            start = time.perf_counter()
-            judged = list(chain(*pool.map(partial(work, args.benchmark), chunks)))
-            taken = time.perf_counter() - start
-            right, verdicts = map(sum, zip(*judged, strict=True))
-            if turn:
-                row = f"| {share:.0%} | {taken:.1f} | {right} | {len(judged) - verdicts} |"
-                print(row, flush=True)
-
-
-# ---------------------------------------------------------------- seam
+# ---------------------------------------------------------------- step
 
 # Rows that one put writes; verl's agent loops write one session at a time.
 PUT_ROWS = 512
@@ -290,7 +186,7 @@ def fill(rows: int, tokens: int) -> Any:
     return tq.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
 
-def seam(args: argparse.Namespace) -> None:
+def step(args: argparse.Namespace) -> None:
     """Time verl's own advantage step on one TransferQueue, without and with the plug-in's hooks."""
     import ray
     import transfer_queue as tq
@@ -312,6 +208,51 @@ def seam(args: argparse.Namespace) -> None:
         tq.kv_clear(keys=batch.keys, partition_id="train")
     tq.close()
     ray.shutdown()
+
+
+# ---------------------------------------------------------------- replay
+
+STEP_RESPONSES = 2560
+
+
+def write_dumps(run: Path, responses: int) -> None:
+    """Write the dumps of a run: steps of 2,560 responses with two components, 1.8 kB each."""
+    folder = run / "rollouts"
+    folder.mkdir(parents=True)
+    draw = random.Random(0)
+    for step in range(1, responses // STEP_RESPONSES + 1):
+        with (folder / f"{step}.jsonl").open("w", encoding="utf-8") as file:
+            for index in range(STEP_RESPONSES):
+                form = float(draw.random() < 0.5)
+                correctness = float(draw.randrange(4))
+                prompt = uuid.UUID(int=step * STEP_RESPONSES + index // GROUP)
+                row = {
+                    "uid": f"{prompt}_{index % GROUP}_0",
+                    "input": "question " * 40,
+                    "output": "response " * 140,
+                    "gts": "3",
+                    "step": step,
+                    "score": form + correctness,
+                    "format": form,
+                    "correctness": correctness,
+                }
+                file.write(json.dumps(row) + "\n")
+
+
+def replay(args: argparse.Namespace) -> None:
+    """Measure the time and the peak memory of `report` and `replay` on the dumps of a large run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        write_dumps(run, args.responses)
+        for command in ("replay", "report"):
+            words = [sys.executable, "-m", "gdpo_verl.lab.cli", command, str(run)]
+            start = time.perf_counter()
+            with subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder) as process:
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+            taken = time.perf_counter() - start
+            peak = usage.ru_maxrss / 1024
+            print(f"{command:8} status {process.returncode} {taken:7.1f} s {peak:7.0f} MiB")
 
 
 def main() -> None:
@@ -336,27 +277,13 @@ def main() -> None:
         help="compare the variants with GDPO instead of verl's estimators",
     )
 
-    for name, answers in (("code", 128), ("slow-answers", 512)):
-        sub = command(step, name)
-        sub.add_argument(
-            "--answers",
-            type=int,
-            default=answers,
-            help="responses of a step (default: %(default)s)",
-        )
-        sub.add_argument(
-            "--bad",
-            type=float,
-            nargs="*",
-            default=[0.0, 0.01, 0.05],
-            help="shares of bad responses",
-        )
-        sub.add_argument("--workers", type=int, default=8)
-
-    sub = command(seam, "seam")
+    sub = command(step, "step")
     sizes = ["4096x1024", "65536x256"]
     sub.add_argument("--size", nargs="*", default=sizes, metavar="ROWSxTOKENS")
     sub.add_argument("--turns", type=int, default=5)
+
+    sub = command(replay, "replay")
+    sub.add_argument("--responses", type=int, default=100_000)
     args = parser.parse_args()
     args.run(args)
 

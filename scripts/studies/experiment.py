@@ -53,7 +53,7 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
                 if not (work / "data").exists():
                     command("prepare", *settings["prepare"], "--out", work / "data")
                 policy = work / "policy"
-                if isinstance(settings["policy"], str):  # one that is stored in the repository
+                if isinstance(settings["policy"], str):  # one that a script has made
                     policy = ROOT / settings["policy"]
                 elif not policy.exists():
                     command("make-policy", *settings["policy"], "--out", policy)
