@@ -161,14 +161,13 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from gdpo_verl.plugin import validation
-    from gdpo_verl.plugin.checks import Moment, Run, check_batches, check_run
+    from gdpo_verl.plugin import batches, validation
+    from gdpo_verl.plugin.checks import Moment, Run, check_run
 
-    run = Run(config)
     if validation.uses_plugin(config):
-        check_run(run, Moment.KEYS, Moment.CONFIGURATION)
+        check_run(Run(config), Moment.KEYS, Moment.CONFIGURATION)
     else:
-        check_batches(run)
+        batches.check(config)
     DumpSettings.of(config.trainer)
     # Without the plug-in's wrapper, which looks at this machine's devices, too.
     original = getattr(validate_config, "__wrapped__", validate_config)

@@ -19,7 +19,7 @@ from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import NEEDS_SEAM
-from gdpo_verl.plugin.model import check_lora, check_model
+from gdpo_verl.plugin.model import check_lora, check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
 from gdpo_verl.plugin.validation import (
     FILTER_METRIC,
@@ -31,6 +31,8 @@ from gdpo_verl.plugin.validation import (
 
 logger = logging.getLogger(__name__)
 
+# Training rows whose prompts are measured.
+MEASURED = 32
 # Where verl's old keys of the reward are now. verl 0.9.1 has them in its configuration, and its
 # default trainer reads none (verl/experimental/reward_loop/reward_loop.py,
 # `migrate_legacy_reward_impl`, which only fully_async still calls).
@@ -166,14 +168,6 @@ def load_functions(run: Run) -> None:
         _ = derived.function
 
 
-def warn_of_no_effect(run: Run) -> None:
-    """Warn of settings that change nothing, and of a group filter that drops too much."""
-    if is_gdpo(run.config):
-        _warn_about_filter(run.config, run.settings)
-    else:
-        _warn_about_no_effect(run.config, run.settings)
-
-
 def check_kl(run: Run) -> None:
     """Reject a penalty in the rewards, which GDPO does not read."""
     if is_gdpo(run.config) and run.config.algorithm.get("use_kl_in_reward", False):
@@ -188,12 +182,6 @@ def check_group_size(run: Run) -> None:
     """Reject groups of one response under GDPO."""
     if is_gdpo(run.config):
         run.settings.check(run.config.actor_rollout_ref.rollout.n)
-
-
-def check_batches(run: Run) -> None:
-    """Reject a batch that verl's default trainer cannot divide."""
-    if on_default_trainer(run.config):
-        batches.check(run.config)
 
 
 def check_variant(run: Run) -> None:
@@ -227,10 +215,9 @@ def check_trainer(run: Run) -> None:
 
 def check_prompts(run: Run) -> None:
     """Reject prompts that verl would cut."""
-    trainer = run.trainer
-    problem = reward.overlong_prompts(
-        run.config, trainer.tokenizer, trainer.train_dataset, reward.measured_rows(trainer)
-    )
+    dataset = run.trainer.train_dataset
+    rows = [dataset[number] for number in range(min(MEASURED, len(dataset)))]
+    problem = reward.overlong_prompts(run.config, run.trainer.tokenizer, dataset, rows)
     if problem:
         raise ValueError(problem)
 
@@ -265,9 +252,13 @@ def check_filter(run: Run) -> None:
             )
 
 
-def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
-    """Warn of settings that do not change what a run with another estimator learns."""
-    manager = manager_name(config)
+def warn_of_no_effect(run: Run) -> None:
+    """Warn of settings that do not change what is learned, or drop what GDPO could learn from."""
+    if is_gdpo(run.config):
+        _warn_about_filter(run)
+        return
+    settings = run.settings
+    manager = manager_name(run.config)
     ignored = {
         "algorithm.gdpo.variant": settings.variant != "gdpo",
         "algorithm.gdpo.gate": settings.gate is not None,
@@ -281,7 +272,7 @@ def _warn_about_no_effect(config: Any, settings: GdpoConfig) -> None:
             "the score that reward.reward_manager.name=%s gives. Weights and conditions are part "
             "of the score of %s.",
             ", ".join(keys),
-            config.algorithm.get("adv_estimator"),
+            run.config.algorithm.get("adv_estimator"),
             manager,
             MANAGER_NAME,
         )
@@ -294,13 +285,11 @@ def _other_filter(config: Any) -> str | None:
     return metric if node.get("enable", False) and metric != FILTER_METRIC else None
 
 
-def _warn_about_filter(config: Any, settings: GdpoConfig) -> None:
-    metric = _other_filter(config)
-    gate = settings.gate or {}
-    if not metric:
+def _warn_about_filter(run: Run) -> None:
+    metric = _other_filter(run.config)
+    # A gate closes the groups that such a filter drops.
+    if not metric or run.settings.gate == {"on": metric, "when": "constant"}:
         return
-    if gate.get("on") == metric and gate.get("when") == "constant":
-        return  # it drops the groups that the gate closes
     logger.warning(
         "algorithm.filter_groups.metric=%s drops groups in which %s does not vary although "
         "other components may, from which GDPO learns. Use algorithm.filter_groups.metric=%s "
@@ -329,7 +318,7 @@ CHECKS: Mapping[Moment, Mapping[str, Callable[[Run], object]]] = {
         "no effect": warn_of_no_effect,
         "KL penalty": check_kl,
         "group size": check_group_size,
-        "batch": check_batches,
+        "batch": lambda run: batches.check(run.config),
     },
     Moment.FILES: {
         "model": lambda run: check_model(run.config),
@@ -350,8 +339,16 @@ CHECKS: Mapping[Moment, Mapping[str, Callable[[Run], object]]] = {
 }
 
 
+def check_before_ray(config: Any) -> None:
+    """Make the checks of verl's driver, where the trainer may run on another machine."""
+    run = Run(config)
+    check_run(run, Moment.KEYS, Moment.CONFIGURATION)
+    if not joins_cluster(config):
+        check_run(run, Moment.FILES, Moment.COMPONENTS)
+
+
 def check_run(run: Run, *moments: Moment) -> None:
-    """Make the checks of these moments.
+    """Make the checks of these moments, in the order of the list.
 
     A run with another estimator is not rejected because of a verl that does not fit.
 
@@ -360,6 +357,7 @@ def check_run(run: Run, *moments: Moment) -> None:
     """
     if contract.first_violation() and not is_gdpo(run.config):
         return
-    for moment in moments:
-        for reject in CHECKS[moment].values():
-            reject(run)
+    for moment, named in CHECKS.items():
+        if moment in moments:
+            for reject in named.values():
+                reject(run)

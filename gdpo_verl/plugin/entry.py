@@ -55,15 +55,10 @@ def _check_before_ray_starts(config_module: Any) -> None:
     def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from importlib.metadata import version
 
-        from gdpo_verl.plugin import validation
-        from gdpo_verl.plugin.checks import Moment, Run, check_run
-        from gdpo_verl.plugin.model import joins_cluster
+        from gdpo_verl.plugin import checks, validation
 
         if validation.uses_plugin(config):
-            run = Run(config)
-            check_run(run, Moment.KEYS, Moment.CONFIGURATION)
-            if not joins_cluster(config):  # else the trainer runs on another machine
-                check_run(run, Moment.FILES, Moment.COMPONENTS)
+            checks.check_before_ray(config)
         if validation.is_gdpo(config):
             # Not logged: verl's root logger shows nothing below WARNING.
             sys.stderr.write(
@@ -80,11 +75,10 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
     # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
     # fully_async does not, and calls this.
     def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        from gdpo_verl.plugin import validation
-        from gdpo_verl.plugin.checks import Moment, Run, check_run
+        from gdpo_verl.plugin import checks, validation
 
         if validation.uses_plugin(config):
-            check_run(Run(config), Moment.KEYS, Moment.CONFIGURATION)
+            checks.check_before_ray(config)
         return original(config, *args, **kwargs)
 
     wrap(main_ppo, "run_ppo", run_ppo)

@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 # The largest relative difference of a score from the sum of its components; verl keeps float32.
 SCORE_TOLERANCE = 1e-4
-# Training rows whose prompts are measured.
-MEASURED = 32
 
 
 @random_state_kept()
@@ -82,12 +80,6 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
                 "A reward function must return a score, and its components, for any text."
             ) from error
     return {name: returned[name] for name in training}
-
-
-def measured_rows(trainer: Any) -> list[Mapping[str, Any]]:
-    """Return the training rows whose prompts are measured."""
-    rows = trainer.train_dataset
-    return [rows[number] for number in range(min(MEASURED, len(rows)))]
 
 
 def validates(config: Any) -> bool:

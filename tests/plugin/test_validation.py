@@ -17,8 +17,8 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.plugin import validation
-from gdpo_verl.plugin.checks import Moment, Run, check_batches, check_run
+from gdpo_verl.plugin import batches, validation
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.trainer import seam_of
 
 REWARDS = """
@@ -222,7 +222,7 @@ def test_a_batch_that_verl_can_divide_is_not_refused(
     compose: Callable, overrides: list[str]
 ) -> None:
     config = plain(compose, overrides)
-    check_batches(Run(config))
+    batches.check(config)
 
 
 def filtered(metric: str) -> str:
