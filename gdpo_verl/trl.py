@@ -223,8 +223,7 @@ def _decimals(rewards: Tensor) -> Tensor:
 
     Up to seven digits, this is the number that a reward function returned.
     """
-    exact = [[float(str(value)) for value in row] for row in rewards.float().cpu().numpy()]
-    return torch.tensor(exact, dtype=torch.float64)
+    return torch.from_numpy(rewards.float().cpu().numpy().astype(str).astype(float))
 
 
 def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:

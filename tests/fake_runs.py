@@ -44,7 +44,7 @@ def answer(prompt: str, output: str, format_: float, correctness: float) -> dict
     """One row of a validation dump."""
     score = format_ + correctness
     scores = {"score": score, "reward": score, "format": format_, "correctness": correctness}
-    return {"input": prompt, "output": output, "gts": f"call for {prompt}", **scores}
+    return {"input": prompt, "output": output, "gts": f"call for {prompt} {HOSTILE}", **scores}
 
 
 def rollout(uid: str, format_: float, correctness: float, gdpo: Any, grpo: Any) -> dict[str, Any]:

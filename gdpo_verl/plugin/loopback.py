@@ -51,11 +51,7 @@ def listen_locally(config: Any) -> None:
 def bind(host: str, port: int = 0) -> int:
     """Return the file descriptor of a socket that is bound to `host` alone, for a `TCPStore`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen(128)
-        return bound.detach()
+    return socket.create_server((host, port), family=family).detach()
 
 
 def store_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

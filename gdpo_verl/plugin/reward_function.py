@@ -76,11 +76,8 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
 def _load_fault(error: BaseException) -> str:
     """Describe why a module cannot be loaded: the cause, its place, and the remedy."""
     # verl raises its own error from that of the file (verl/utils/import_utils.py, `load_module`).
-    cause = error
-    if error.__cause__ and str(error).startswith("Error loading module"):
-        cause = error.__cause__
-    text = cause.msg if isinstance(cause, SyntaxError) else str(cause)
-    fault = f"{type(cause).__name__}: {text}".replace("\n", " ").rstrip(":. ")
+    cause = error.__cause__ or error
+    fault = f"{type(cause).__name__}: {cause}".replace("\n", " ").rstrip(":. ")
     place = user_place(cause)
     if place:
         return (

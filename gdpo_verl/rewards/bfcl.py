@@ -92,7 +92,7 @@ def compute_score(
 def _accepts(category: str, functions: Any, accepted: Any, reading: Reading) -> bool:
     checker = load_module("eval_checker.ast_eval.ast_checker")
     name = category.removeprefix("simple_").upper()
-    language = checker.Language[name if name in ("JAVA", "JAVASCRIPT") else "PYTHON"]
+    language = getattr(checker.Language, name, checker.Language.PYTHON)
     output = [{call["name"]: call["parameters"]} for call in reading.calls]
     try:
         verdict = checker.ast_checker(functions, output, accepted, language, category, MODEL)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import reprlib
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from keyword import iskeyword
@@ -90,32 +92,32 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     block reaches to a line that begins with a fence as long, no label, and at most three spaces
     more. Without one it reaches to any fence in it, to `</answer>` or to the text's end.
     """
-    blocks: list[tuple[str, list[str]]] = []
-    fence = ""  # of the last block, while that is open
-    margin = 0
-    for line in text.split("\n"):
-        if fence:
-            closing = _CLOSING.match(line)
-            indent = len(closing[1].expandtabs(4)) if closing else 0
-            if closing and closing[2].startswith(fence) and indent < margin + 4:
-                fence = ""
-            else:
-                blocks[-1][1].append(line)
-            continue
+    blocks = []
+    lines = iter(text.split("\n"))
+    for line in lines:
         opening = _FENCE.search(line)
-        if opening:
-            before = line[: opening.start()].strip(_LIST_MARKS)
-            label = opening[2].strip()
-            if not before or _PYTHON.fullmatch(label) or before.endswith((":", ">")):
-                fence = opening[1]
-                margin = opening.start()
-                blocks.append((label, []))
-    # A byte order mark in front of a program is no part of it.
-    sources = [(label, "\n".join(lines).lstrip("\ufeff")) for label, lines in blocks]
-    if fence:
-        label, source = sources.pop()
-        sources.append((label, source.partition("```")[0].partition("</answer>")[0]))
-    return [(label, textwrap.dedent(source)) for label, source in sources if source.strip()]
+        if opening is None:
+            continue
+        before = line[: opening.start()].strip(_LIST_MARKS)
+        label = opening[2].strip()
+        if not before or _PYTHON.fullmatch(label) or before.endswith((":", ">")):
+            source = _up_to_fence(lines, opening[1], opening.start())
+            source = textwrap.dedent(source.lstrip("\ufeff"))  # a byte order mark is no program
+            if source.strip():
+                blocks.append((label, source))
+    return blocks
+
+
+def _up_to_fence(lines: Iterator[str], fence: str, margin: int) -> str:
+    """Take the lines of a block and the fence that closes it; return the source."""
+    found: list[str] = []
+    for line in lines:
+        closing = _CLOSING.match(line)
+        indent = len(closing[1].expandtabs(4)) if closing else 0
+        if closing and closing[2].startswith(fence) and indent < margin + 4:
+            return "\n".join(found)
+        found.append(line)
+    return "\n".join(found).partition("```")[0].partition("</answer>")[0]
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
@@ -133,30 +135,37 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
     """
     try:
         return _parse(ground_truth)
-    except (RecursionError, MemoryError) as error:  # MemoryError: of Python's own parser
-        raise ValueError("ground_truth: nested too deep to be sent") from error
+    # MemoryError and RecursionError: of Python's own parser, and of what is nested too deep.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        found = reprlib.repr(ground_truth)
+        why = str(error) or "nested too deep"
+        raise ValueError(f"ground_truth: expected tests, found {found}: {why}") from error
 
 
 def _parse(truth: Any) -> Tests:
     if isinstance(truth, str):
         truth = _loads(truth)
     if not isinstance(truth, dict):
-        raise ValueError(f"ground_truth: expected an object, found {truth!a:.200}")
+        raise ValueError("expected an object")
     name: Any = truth.get("entry_point", truth.get("fn_name"))
-    if name is not None and not _is_name(name):
-        raise ValueError(f"ground_truth: expected a function's name, found {name!a:.200}")
+    is_name = isinstance(name, str) and name.isidentifier() and not iskeyword(name)
+    if name is not None and not is_name:
+        raise ValueError(f"expected a function's name, found {name!a:.200}")
     tests = truth.get("test")
     if isinstance(tests, str):
         tests = [tests]
     if truth.get("entry_point") and tests and isinstance(tests, list):
-        return _asserting(tests, name, truth.get("prompt") or "")
+        setup = truth.get("prompt") or ""
+        for source in (setup, *tests):
+            ast.parse(source, "prompt or test")
+        return Tests("assert", tests, name=name, setup=setup)
     inputs: Any = truth.get("inputs")
     outputs: Any = truth.get("outputs")
     lists = isinstance(inputs, list) and isinstance(outputs, list)
     if not lists or not inputs or len(inputs) != len(outputs):
         raise ValueError(
-            "ground_truth: expected 'inputs' and 'outputs', two lists of one length that are not "
-            f"empty, or 'entry_point' and 'test', found {truth!a:.200}"
+            "expected 'inputs' and 'outputs', two lists of one length that are not empty, or "
+            "'entry_point' and 'test'"
         )
     if name is None:
         return Tests("script", list(map(_as_text, inputs)), list(map(_as_text, outputs)))
@@ -164,36 +173,16 @@ def _parse(truth: Any) -> Tests:
     return Tests("call", [case[0] for case in cases], [case[1] for case in cases], name)
 
 
-def _asserting(tests: list[Any], name: str, setup: str) -> Tests:
-    for source in (setup, *tests):
-        try:
-            ast.parse(source)
-        except (SyntaxError, ValueError, TypeError) as error:
-            raise ValueError(f"ground_truth: 'prompt' or 'test' is no Python: {error}") from error
-    return Tests("assert", tests, name=name, setup=setup)
-
-
 def _loads(text: Any) -> Any:
-    try:
-        return json.loads(text, parse_int=_integer)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"ground_truth: expected JSON: {error}, found {text!a:.200}") from error
-
-
-def _integer(digits: str) -> int:
-    """An integer of any size: int() itself takes no more than 4,300 digits."""
-    return int(Decimal(digits))
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier() and not iskeyword(name)
+    # int() itself takes no more than 4,300 digits.
+    return json.loads(text, parse_int=lambda digits: int(Decimal(digits)))
 
 
 def _as_text(lines: Any) -> str:
     if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
         return "\n".join(lines)
     if not isinstance(lines, str):
-        raise ValueError(f"ground_truth: expected a text or a list of lines, found {lines!a:.200}")
+        raise ValueError(f"expected a text or a list of lines, found {lines!a:.200}")
     return lines
 
 
@@ -202,9 +191,6 @@ def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
         arguments = [_loads(line) for line in arguments.split("\n") if line.strip()]
         value = _loads(value)
     if not isinstance(arguments, list):
-        raise ValueError(f"ground_truth: expected a list of arguments, found {arguments!a:.200}")
-    try:
-        json.dumps(encode([arguments, value]))  # as it will be sent, at no greater depth
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"ground_truth: no plain data that can be sent: {error}") from error
+        raise ValueError(f"expected a list of arguments, found {arguments!a:.200}")
+    json.dumps(encode([arguments, value]))  # as it will be sent, at no greater depth
     return arguments, value

@@ -11,7 +11,6 @@ the pool of pebble 5.2 does not work any more after a waiting worker was killed.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import resource
@@ -52,7 +51,6 @@ class DeadlinePool:
         self.size = size
         self._start_afresh()
         os.register_at_fork(after_in_child=self._start_afresh)
-        atexit.register(self.close)
 
     def _start_afresh(self) -> None:
         # One entry per worker, None before it is started. The worker that was used last comes
@@ -90,12 +88,6 @@ class DeadlinePool:
             raise
         finally:
             self._places.put(worker)
-
-    def close(self) -> None:
-        """End the waiting workers; the next question starts new ones."""
-        for worker in self._places.queue:
-            if worker is not None:
-                worker.end()
 
 
 _pool = cache(DeadlinePool)

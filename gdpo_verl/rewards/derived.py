@@ -45,11 +45,8 @@ def relative_length(
         return [None] * len(lengths)
     longest = max(known)
     width = longest - min(known)
-
-    def value(length: int) -> float:
-        return (longest - length) / width if width else 1.0
-
-    return [value(each) if passes else None for each, passes in zip(lengths, passing, strict=True)]
+    values = [(longest - length) / width if width else 1.0 for length in lengths]
+    return [value if passes else None for value, passes in zip(values, passing, strict=True)]
 
 
 def rank(
@@ -73,10 +70,9 @@ def rank(
     others = len(scored) - 1
 
     def place(value: Tensor) -> float:
-        below = int((~reaches(scored, value)).sum())
-        above = int((~reaches(value, scored)).sum())
-        same = others - below - above
-        return (below + same / 2) / others
+        not_below = int(reaches(scored, value).sum())
+        not_above = int(reaches(value, scored).sum())
+        return (others + not_above - not_below) / (2 * others)
 
     return [None if value.isnan() or not others else place(value) for value in values]
 

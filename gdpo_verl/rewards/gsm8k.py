@@ -18,7 +18,12 @@ import re
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
+from gdpo_verl.rewards.parse_error import (
+    ParseError,
+    check_is_text,
+    warn_of_ground_truth,
+    with_score,
+)
 from gdpo_verl.rewards.thought import apart, assistant_text, behind_thought, has_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
@@ -97,8 +102,7 @@ def parse_ground_truth(ground_truth: str) -> str:
     >>> parse_ground_truth("600 + 400 = 1000, so #### 1,000")
     '1000'
     """
-    if not isinstance(ground_truth, str):
-        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    check_is_text(ground_truth)
     number = _read_number(ground_truth.rpartition(HASHES)[2])
     if number is None:
         raise ValueError(

@@ -20,9 +20,7 @@ from gdpo_verl.rewards.deadline import serve
 REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
 INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
 
-# langdetect takes two plain English sentences of five words for another language: the language
-# that was asked for is likely. Of fewer letters than these only the script is read.
-_ASKED_LANGUAGE, _FEWEST_LETTERS = 0.95, 20
+_FEWEST_LETTERS = 20  # of fewer, only the script is read
 # The scripts, by their names in Unicode, of langdetect's languages that are not written in Latin.
 _SCRIPTS = """
 ARABIC ar fa ur
@@ -62,9 +60,6 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
     if name not in registry():
         return None
     text = plain_text(text)
-    has_word = _has_word(text)  # signs alone are no text
-    if not has_word:
-        text = "Nothing."
     checker = registry()[name](name)
     try:
         given = {key: _literal(key, value) for key, value in options.items() if value is not None}
@@ -79,7 +74,7 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
             followed = _OWN[name](options, text)
         else:
             followed = bool(checker.check_following(text))
-        return followed and has_word
+        return followed and _has_word(text)  # signs alone are no text
     except RecursionError:  # brackets without an end, where JSON is asked for
         return False
     except (TypeError, ValueError, AttributeError, LookupError):  # bad arguments, no data of NLTK's
@@ -116,27 +111,15 @@ def reads_as(language: str, text: str) -> bool:
     langdetect = import_package("langdetect")
     letters = [letter for letter in text if letter.isalpha()]
     if len(letters) < _FEWEST_LETTERS:
-        found = [unicodedata.name(letter, "?").split()[0] for letter in letters]
-        fitting = [script for script in found if script in _scripts(language)]
+        scripts = [line for line in _SCRIPTS.splitlines() if language in line.split()] or ["LATIN"]
+        names = [unicodedata.name(letter, "?").split()[0] for letter in letters]
+        fitting = [name for name in names if name in scripts[0].split()]
         return 2 * len(fitting) >= len(letters)
-    langdetect.detector_factory.init_factory()
-    factory = langdetect.detector_factory._factory
-    languages = factory.get_lang_list()
-    other = (1 - _ASKED_LANGUAGE) / (len(languages) - 1)
-    detector = factory.create()
-    detector.set_prior_map({**dict.fromkeys(languages, other), language: _ASKED_LANGUAGE})
-    detector.append(text)
     try:
-        return bool(detector.detect() == language)
+        # Of a few words the likeliest language is often another one than theirs.
+        return any(found.lang == language for found in langdetect.detect_langs(text))
     except langdetect.LangDetectException:  # addresses alone
         return True
-
-
-def _scripts(language: str) -> list[str]:
-    for line in _SCRIPTS.splitlines():
-        if language in line.split():
-            return line.split()
-    return ["LATIN"]
 
 
 def _literal(key: str, value: Any) -> Any:
@@ -152,9 +135,9 @@ def _literal(key: str, value: Any) -> Any:
         fits = fits and len(value) == 1 and value in ascii_letters
     if not fits:
         raise ValueError(f"{key}: expected another value, found {value!r}")
-    # Both are parts of a pattern.
-    if key == "keywords":
-        return [re.escape(keyword) for keyword in value]
+    # These are parts of a pattern.
+    if key in _LISTS:
+        return list(map(re.escape, value))
     if key == "keyword":
         return re.escape(value.strip())
     if key == "prompt_to_repeat":
@@ -166,19 +149,11 @@ def _literal(key: str, value: Any) -> Any:
     return value
 
 
-def _is_without_words(options: Mapping[str, Any], text: str) -> bool:
-    # As the checker, but a word may begin or end with a sign: C++.
-    return not any(
-        re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
-        for word in options["forbidden_words"]
-    )
-
-
 def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
     # "P. S." is "P.S.".
     pattern = re.escape(options["postscript_marker"].strip()).replace(r"\.", r"\.\s?")
-    parts = re.split(rf"(?<!\w){pattern}", text, flags=re.IGNORECASE)  # PS: is not in tips:
-    return len(parts) > 1 and _has_word(parts[-1])
+    # PS: is not in tips:
+    return re.search(rf"(?<!\w){pattern}\W*\w", text, re.IGNORECASE) is not None
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:
@@ -208,7 +183,6 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
     "change_case:english_capital": lambda _, text: text.isupper() and reads_as("en", text.lower()),
     "change_case:english_lowercase": lambda _, text: text.islower() and reads_as("en", text),
     "language:response_language": lambda options, text: reads_as(options["language"], text),
-    "keywords:forbidden_words": _is_without_words,
     "detectable_content:number_placeholders": lambda options, text: (
         len(re.findall(r"\[[^\w\[\]\n]*\w[^\[\]\n]*\]", text)) >= options["num_placeholders"]
     ),

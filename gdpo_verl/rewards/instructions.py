@@ -99,9 +99,9 @@ def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
     try:
         wanted = json.loads(ground_truth)
         constraints = zip(wanted["instruction_id_list"], wanted["kwargs"], strict=True)
-        fits = isinstance(wanted["topic"], str)
-        for name, options in constraints:
-            fits = fits and isinstance(name, str) and isinstance(options, dict)
+        fits = isinstance(wanted["topic"], str) and all(
+            isinstance(name, str) and isinstance(options, dict) for name, options in constraints
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits:

@@ -213,11 +213,10 @@ def _as_index(match: re.Match[str]) -> str:
 
 
 def _as_text(match: re.Match[str]) -> str:
-    """Symbols of units, or words, as a text; letters that may be unknowns as they are."""
-    unit = read_unit(_plain(match[1]))
-    known = unit.base and not unit.words
-    first = re.split(r"\W", match[1])[0]
-    return rf"\text{{ {match[1]}}}" if known or len(first) > 3 else match[0]
+    """Units, and words of four letters, as a text; letters that may be unknowns as they are."""
+    if re.match("[A-Za-z]{4}", match[1]) or not read_unit(_plain(match[1])).words:
+        return rf"\text{{ {match[1]}}}"
+    return match[0]
 
 
 def _as_unit(match: re.Match[str]) -> str:

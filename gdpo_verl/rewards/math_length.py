@@ -19,7 +19,12 @@ from gdpo_verl.config.arguments import check_positive
 from gdpo_verl.config.components import Component, declares
 from gdpo_verl.rewards.deadline import ask
 from gdpo_verl.rewards.length import length_reward
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
+from gdpo_verl.rewards.parse_error import (
+    ParseError,
+    check_is_text,
+    warn_of_ground_truth,
+    with_score,
+)
 from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
@@ -40,12 +45,6 @@ LONGEST = 10_000  # characters in a box
 _BOX = re.compile(
     r"\\(?:boxed|fbox)\s*(?:\{|([-+]?\d[\d.,]{0,99}|[A-Za-z](?=\s{0,9}(?:\$|\\[)\]]))))"
 )
-_BOXES = {ParseError.UNCLOSED: "a box without an end", ParseError.UNREADABLE: "an empty box"}
-_REASONS = {
-    ParseError.NONE: "it does not equal itself",
-    ParseError.GROUND_TRUTH: "it cannot read it",
-    ParseError.DEADLINE: "it gave no verdict within the deadline",
-}
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -109,24 +108,22 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     correct, error = _compare(wanted, wanted, None, deadline)
     if not correct:
         raise ValueError(
-            f"ground_truth: math-verify cannot compare answers with it: "
-            f"{_REASONS.get(error, error.name)}. Expected LaTeX or a text whose last "
-            f"\\boxed{{...}} holds it, found {ground_truth[-200:]!a}"
+            "ground_truth: expected LaTeX that math-verify finds equal to itself, or a text whose "
+            f"last \\boxed{{...}} contains it, found {ground_truth[-200:]!a} "
+            f"(parse_error: {error.name})"
         )
     return wanted
 
 
 def _formula(ground_truth: str) -> str:
-    if not isinstance(ground_truth, str):
-        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    check_is_text(ground_truth)
     boxed, error = _last_box(ground_truth)
     # Data sets give the formula alone, or a solution that boxes it.
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
     if not 0 < len(wanted) <= LONGEST:
-        found = _BOXES.get(error, "none or more")
         raise ValueError(
-            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, found {found} in "
-            f"{ground_truth[-200:]!a}"
+            f"ground_truth: expected LaTeX of 1 to {LONGEST} characters, or a text whose last "
+            f"\\boxed{{...}} contains it, found {ground_truth[-200:]!a} (parse_error: {error.name})"
         )
     return wanted
 
@@ -172,7 +169,5 @@ def _compare(
     wanted: str, answer: str, question: str | None, deadline: float
 ) -> tuple[bool, ParseError]:
     found, error = ask("gdpo_verl.rewards.math_worker", (wanted, answer, question), deadline)
-    if error:
-        return False, error
-    correct, code = found
+    correct, code = found or (False, error)
     return correct, ParseError(code)

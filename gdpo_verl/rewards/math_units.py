@@ -7,6 +7,7 @@ in lower case (KM, Hours).
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -70,9 +71,9 @@ class Unit(NamedTuple):
         >>> read_unit("miles east or west").agrees(read_unit("miles east"))
         False
         """
-        fewer, more = sorted((self.words, other.words), key=len)
-        added = more - fewer
-        return self.base == other.base and fewer <= more and not added & {"and", "or"}
+        fewer = self.words <= other.words or self.words >= other.words
+        added = self.words ^ other.words
+        return self.base == other.base and fewer and not added & {"and", "or"}
 
 
 @lru_cache(maxsize=1024)
@@ -84,9 +85,7 @@ def read_unit(text: str) -> Unit:
     >>> read_unit("million dollars").number, read_unit("apples").words
     (1000000, frozenset({'apple'}))
     """
-    number = 1
-    for word in _NUMBER_WORD.findall(text):
-        number = number * _NUMBERS[word.lower()]
+    number = math.prod(_NUMBERS[word.lower()] for word in _NUMBER_WORD.findall(text))
     text = _NUMBER_WORD.sub(" ", text)
     words = re.sub(r"\bdeg(?:ree)?s? (?=[CF])", "deg", text).split()
     end = len(words)

@@ -29,7 +29,6 @@ from sympy import (
     Rational,
     Set,
     Sum,
-    Symbol,
     Union,
     binomial,
 )
@@ -79,7 +78,7 @@ def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
     truth, answer = written
     wanted, found = _read(truth), _read(answer)
     # The ground truth is an answer even where the question shows it.
-    same = _ends(answer, found)[-1] == _ends(truth, wanted)[-1]
+    same = _key(answer, found) == _key(truth, wanted)
     result = _values(found)
     evaluated = _operators(answer.rpartition("=")[2], result) <= _operators(truth, wanted)
     if _is_plain(wanted):
@@ -117,14 +116,9 @@ def _agree(wanted: Any, found: Any) -> bool:
         if isinstance(found, Eq):
             return _same_equation(wanted, found)
         return _is_named(wanted) and _agree(wanted.rhs, found)
-    if isinstance(wanted, Symbol) and isinstance(found, Symbol) and not found.name.isalpha():
-        return bool(wanted == found)  # of A_1 math-verify lowers the A
-    if wanted.has(Eq) and found.has(Eq):  # several
-        if isinstance(found, Eq):
-            return False
-        pairs = ((a, b) for a in wanted.args for b in found.args)
-        return len(wanted.args) == len(found.args) == sum(_agree(a, b) for a, b in pairs)
-    return bool(verify([_values(wanted)], [_values(found)], timeout_seconds=None))
+    named = wanted.has(Eq) and found.has(Eq)
+    pair = [_values(wanted, named)], [_values(found, named)]
+    return bool(verify(*pair, timeout_seconds=None))
 
 
 def _solved(formula: Any) -> Any:
@@ -147,8 +141,7 @@ def _solved(formula: Any) -> Any:
 
 
 def _same_equation(wanted: Any, found: Any) -> bool:
-    sides = [(found.lhs, found.rhs), (found.rhs, found.lhs)]
-    if any(_agree(wanted.lhs, left) and _agree(wanted.rhs, right) for left, right in sides):
+    if _agree(wanted.lhs, found.lhs) and _agree(wanted.rhs, found.rhs):
         # A statement such as 5^4 = 625 is made of its numbers.
         return _is_named(wanted) or wanted.atoms() == found.atoms()
     # Math-verify finds all equations without a real solution equal.
@@ -161,10 +154,13 @@ def _same_equation(wanted: Any, found: Any) -> bool:
     return bool(ratio.is_number and ratio.is_finite and ratio != 0 and not difference.is_number)
 
 
-def _values(formula: Any) -> Any:
+def _values(formula: Any, named: bool = False) -> Any:
     """The right side of an equation; of several that give values, a point or a set of these.
 
     A point has its values in the order of the names. Other formulas stay as they are.
+
+    Args:
+      named: the names are compared, so that the values form a point.
     """
     if isinstance(formula, Eq):
         return formula.rhs
@@ -173,7 +169,7 @@ def _values(formula: Any) -> Any:
     parts = sorted(formula.args, key=lambda part: str(part.lhs))
     letters = {str(part.lhs).partition("_")[0] for part in parts}
     # x_1 and x_2 are solutions for one unknown.
-    kind = sympy.Tuple if len(letters) == len(parts) else FiniteSet
+    kind = sympy.Tuple if named or len(letters) == len(parts) else FiniteSet
     return kind(*[part.rhs for part in parts])
 
 
@@ -184,13 +180,19 @@ def _operators(latex: str, formula: Any) -> set[Any]:
 
 def _is_plain(formula: Any) -> bool:
     """Recognise numbers as people write them; and lists, intervals and matrices of them."""
-    if isinstance(formula, Eq):
-        return _is_named(formula) and _is_plain(formula.rhs)
-    if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
-        return all(map(_is_plain, formula.args))
-    # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
-    kinds = [_kind(factor) for factor in sympy.Mul.make_args(formula) if factor not in (1, -1)]
-    return len(set(kinds)) == len(kinds) and None not in kinds
+    for part in _parts(formula):
+        # 3 · 10^5 has one factor of each kind; of 2 · 3, the product is still to be computed.
+        kinds = [_kind(factor) for factor in sympy.Mul.make_args(part) if factor not in (1, -1)]
+        if len(set(kinds)) < len(kinds) or None in kinds:
+            return False
+    return True
+
+
+def _parts(formula: Any) -> list[Any]:
+    """The formulas in lists, intervals and matrices; of what has a name, its value."""
+    if _is_named(formula) or not isinstance(formula, Eq):
+        formula = _values(formula)
+    return list(sympy.flatten([formula], cls=(Set, sympy.Tuple, sympy.MatrixBase)))
 
 
 def _is_named(formula: Any) -> bool:
@@ -219,31 +221,17 @@ def _apart(wanted: Any, found: Any) -> bool:
 
 def _numbers(formula: Any) -> list[Any]:
     """The real numbers in a formula, or in a list of formulas, from the smallest on."""
-    if _is_named(formula):
-        return _numbers(formula.rhs)
-    if isinstance(formula, (Set, sympy.Tuple, sympy.MatrixBase)):
-        return sorted(number for part in formula.args for number in _numbers(part))
-    if not isinstance(formula, sympy.Expr) or not formula.is_number:
-        return []
-    value = formula.evalf()
-    return [value] if isinstance(value, Number) and value.is_finite else []
+    parts = [part for part in _parts(formula) if isinstance(part, sympy.Expr) and part.is_number]
+    values = [part.evalf() for part in parts]
+    return sorted(value for value in values if isinstance(value, Number) and value.is_finite)
 
 
 def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
     """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
-    copies = [
-        (digits, formula)
-        for digits, formula in _ends(answer, found)
-        if formula.args
-        or scaled
-        or (isinstance(formula, Rational) and answer.strip("+- .,0123456789"))
-    ]
-    return bool(copies) and any(key in copies for key in _formulas(question))
-
-
-def _ends(latex: str, formula: Any) -> list[Any]:
-    """The keys of a formula and of what stands right of its last equals sign."""
-    return [_key(latex, formula), _key(latex.rpartition("=")[2], _values(formula))]
+    key = _key(answer, found)
+    formula = key[1]
+    is_fraction = isinstance(formula, Rational) and answer.strip("+- .,0123456789")
+    return bool(formula.args or scaled or is_fraction) and key in _formulas(question)
 
 
 @lru_cache(maxsize=64)
@@ -259,10 +247,14 @@ def _formulas(question: str) -> list[Any]:
 
 
 def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
-    """A digest that equal formulas share: their digits, and what is in braces."""
+    """What equal formulas share: their digits, and what is named or in braces."""
+    if _is_named(formula):
+        latex = latex.rpartition("=")[2]
+        formula = formula.rhs
+    if isinstance(formula, Set) and len(formula.args) == 1:
+        formula = formula.args[0]
     # Digits too: equal numbers in another spelling, as 7/12 for 84/144, are no copy.
-    one = isinstance(formula, Set) and len(formula.args) == 1
-    return re.findall(r"\d", latex), formula.args[0] if one else formula
+    return re.findall(r"\d", latex), formula
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ in addition to the words that name the topic.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gdpo_verl.rewards.instruction_checkers import import_package
 
-# A word whose cosine to the topic is at least this is another name of the topic.
+# A word whose cosine to the topic is above this is another name of the topic.
 NEAR = 0.3
-# A word with the first letters of a name is another form of it: libraries, library.
-STEM_LETTERS = 5
 # The embeddings know an English word in 1 to 1.6 pieces on average, a made-up word in 2.5 to 4.
 MOST_PIECES = 2.0
 # The relevance of the own words alone is at most 0.4 in sentences, and more in a list of related
@@ -79,25 +78,19 @@ def has_own_words(topic: str, text: str, *, english: bool = True) -> bool:
     topic = topic.lower()
     text = text[:MOST_CHARACTERS].lower()
     length = len(re.findall(r"\w+", text))
-    words = _words(text)
+    counts = Counter(_words(text))
     topic_words = set(_words(topic))
     function_words = set(FUNCTION_WORDS.split())
+    different = sorted(counts.keys() - function_words)
+    if len(different) < OWN_WORDS:
+        return False
+    near = set(_embeddings().filter(topic, different, threshold=NEAR))
+    most = max(MOST_NAMED, NAMED_SHARE * length)
+    if any(counts[name] > most for name in near & topic_words):
+        return False
 
-    different = list(topic_words | set(words))
-    embed = _embeddings().embed
-    cosines = embed(different, norm=True) @ embed(topic, norm=True)[0]
-    names = {word for word, cosine in zip(different, cosines, strict=True) if cosine >= NEAR}
-
-    forms = set()
-    for name in names & topic_words - function_words:
-        stem = name[:STEM_LETTERS].removesuffix("s")
-        found = [word for word in words if word.startswith(stem)]
-        if len(found) > max(MOST_NAMED, NAMED_SHARE * length):
-            return False
-        forms.update(found)
-
-    others = names | topic_words | forms | function_words | set(REQUEST_WORDS.split())
-    own = [word for word in sorted(set(words) - others) if len(word) >= FEWEST_LETTERS]
+    others = near | topic_words | set(REQUEST_WORDS.split())
+    own = [word for word in different if word not in others and len(word) >= FEWEST_LETTERS]
     if len(own) < max(OWN_WORDS, OWN_SHARE * length):
         return False
     own_text = " ".join(own)

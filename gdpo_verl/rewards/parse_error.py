@@ -51,6 +51,12 @@ def with_score(rewards: Mapping[str, float | None], error: float) -> dict[str, A
     return {"score": score, **rewards, "parse_error": int(error)}
 
 
+def check_is_text(ground_truth: Any) -> None:
+    """Raise ValueError where a ground truth is not a text."""
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"ground_truth: expected text, found {ground_truth!a:.200}")
+
+
 def warn_of_ground_truth(reward: str, error: Exception) -> None:
     """Log the first faulty ground truth of a reward function in this process."""
     fault = f"a row gets the lowest rewards, because its ground truth is not valid: {error}"

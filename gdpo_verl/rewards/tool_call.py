@@ -16,7 +16,12 @@ from functools import lru_cache
 from typing import Any
 
 from gdpo_verl.config.components import Component, declares
-from gdpo_verl.rewards.parse_error import ParseError, warn_of_ground_truth, with_score
+from gdpo_verl.rewards.parse_error import (
+    ParseError,
+    check_is_text,
+    warn_of_ground_truth,
+    with_score,
+)
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_match import HIGHEST, LOWEST, match
 from gdpo_verl.rewards.tool_text import (
@@ -65,11 +70,13 @@ def compute_score(
     >>> compute_score("toolbox", "<think>Add.</think>\\n" + call + "<|im_end|>", call)
     {'score': 4.0, 'format': 1.0, 'correctness': 3.0, 'parse_error': 0}
     """
-    if not isinstance(ground_truth, str):  # it may not be hashable
-        warn_of_ground_truth("tool_call", TypeError(f"expected text, found {ground_truth!a:.200}"))
-        return with_score({"format": 0.0, "correctness": LOWEST}, ParseError.GROUND_TRUTH)
     judge = _judge_strictly if strict else _judge_as_published
-    form, correctness, error = judge(assistant_text(solution_str), ground_truth)
+    try:
+        check_is_text(ground_truth)  # it may not be hashable
+        form, correctness, error = judge(assistant_text(solution_str), ground_truth)
+    except ValueError as fault:
+        warn_of_ground_truth("tool_call", fault)
+        form, correctness, error = 0.0, LOWEST, ParseError.GROUND_TRUTH
     return with_score({"format": form, "correctness": correctness}, error)
 
 
@@ -105,8 +112,7 @@ def parse_ground_truth(ground_truth: str) -> Reading:
 
     Raises ValueError where it is not valid, or has more than `MOST_ASKED` calls.
     """
-    if not isinstance(ground_truth, str):
-        raise ValueError(f"ground_truth: expected text, found {type(ground_truth).__name__}")
+    check_is_text(ground_truth)
     text = assistant_text(ground_truth)
     reading = read(text)
     unclosed = reading.has_response and END_RESPONSE not in text.rpartition(RESPONSE)[2]
@@ -130,11 +136,7 @@ _remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_strictly(text: str, ground_truth: str) -> Verdict:
-    try:
-        wanted = _remembered(ground_truth)
-    except ValueError as fault:
-        warn_of_ground_truth("tool_call", fault)
-        return 0.0, LOWEST, ParseError.GROUND_TRUTH
+    wanted = _remembered(ground_truth)
     found = read(text)
     # The format rewards the layout; the number of calls belongs to correctness.
     form = float(

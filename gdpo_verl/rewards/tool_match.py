@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import eq
 from typing import Any
+
+import numpy as np
 
 LOWEST, HIGHEST = -3.0, 3.0
 
@@ -43,18 +45,11 @@ def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
 
 def identical(a: Any, b: Any) -> bool:
     """Return whether JSON values are equal: true is not 1, but 1 is 1.0."""
-    return bool(a == b) and _of_one_kind(a, b)
-
-
-def _of_one_kind(a: Any, b: Any) -> bool:
-    """Return whether booleans are at the same places of two equal values."""
-    if isinstance(a, dict):
-        pairs: Iterable[tuple[Any, Any]] = ((a[key], b[key]) for key in a)
-    elif isinstance(a, list):
-        pairs = zip(a, b, strict=True)
-    else:
-        return isinstance(a, bool) == isinstance(b, bool)
-    return all(_of_one_kind(x, y) for x, y in pairs)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(identical, a, b))
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _jaccard(a: list[Any], b: list[Any]) -> float:
@@ -85,50 +80,39 @@ def _pairs_in_turn(gains: Gains) -> Pairs:
 
 
 def _best_pairs(gains: Gains) -> Pairs:
-    """Find the pairs with the largest sum, so that correcting a call never lowers the sum."""
-    # Whatever the other calls take, one of the best len(gains) is left for each call.
-    best = (sorted(range(len(row)), key=lambda j: -row[j])[: len(gains)] for row in gains)
-    kept = sorted(set().union(*best))
-    chosen = _assign([[row[j] for j in kept] for row in gains])
-    # A pair without anything in common uses no call; that call then counts as surplus.
-    return [(i, kept[j]) for i, j in chosen if gains[i][kept[j]] > 0]
+    """Find the pairs with the largest sum, so that correcting a call never lowers the sum.
 
-
-def _assign(gains: Gains) -> Pairs:
-    """Find the pairs of row and column with the largest sum, with the Hungarian method.
-
-    Each row is added by the cheapest exchanges, in the prices of the columns, up to a free column.
-    `gains` are rows of equal length with numbers of at least 0; a row may have no column.
+    This is the Hungarian method: each row is added by the cheapest exchanges, in the prices of the
+    columns, up to a free column.
     """
     height = len(gains)
     columns = len(gains[0])
-    width = columns + height  # with columns that mean "no column"
-    gains = [row + [0.0] * height for row in gains]
-    price = [0.0] * width
-    owner = [-1] * width
+    table = np.pad(np.array(gains), ((0, 0), (0, height)))  # with columns that mean "no column"
+    price = np.zeros(columns + height)
+    owner = np.full(columns + height, -1)
     taken = [-1] * height
     for entering in range(height):
-        cost = [math.inf] * width
-        before = [0] * width
+        cost = np.full_like(price, math.inf)
+        before = np.zeros_like(owner)
+        free = np.ones_like(owner, dtype=bool)
         row = entering
         walked = 0.0
-        free = set(range(width))
         while row >= 0:
-            profit = [gain - paid for gain, paid in zip(gains[row], price, strict=True)]
-            most = walked + max(profit)
-            for j in free:
-                if most - profit[j] < cost[j]:
-                    cost[j] = most - profit[j]
-                    before[j] = row
-            column = min(free, key=cost.__getitem__)
-            free.remove(column)
+            profit = table[row] - price
+            reached = walked + profit.max() - profit
+            cheaper = free & (reached < cost)
+            cost[cheaper] = reached[cheaper]
+            before[cheaper] = row
+            column = int(np.where(free, cost, math.inf).argmin())
+            free[column] = False
             row = owner[column]
             walked = cost[column]
-        price = [old + max(0.0, walked - one) for old, one in zip(price, cost, strict=True)]
+        price += np.maximum(0.0, walked - cost)
         while column >= 0:  # back along the exchanges: each row passes its column on
             row = owner[column] = before[column]
             taken[row], column = column, taken[row]
-    return [(row, column) for row, column in enumerate(taken) if column < columns]
+    # A pair without anything in common uses no call; that call then counts as surplus.
+    return [(row, column) for row, column in enumerate(taken) if table[row, column] > 0]
 
 
 def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:

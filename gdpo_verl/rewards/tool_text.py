@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -36,15 +37,14 @@ LONGEST = 100_000  # characters of a response from its first call tag on
 MOST_ENDS = 5  # of a thought, tried before its last one
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
-_SPACE = re.compile(r"\s*")
+_GAP = re.compile(rf"\s*({CLOSE})?")  # between two calls, or after the last one
 
 
+@dataclass(eq=False)
 class Unreadable(ValueError):
     """Calls that cannot be parsed, with the code that says why."""
 
-    def __init__(self, code: ParseError) -> None:
-        super().__init__(code.name)
-        self.code = code
+    code: ParseError
 
 
 class Reading(NamedTuple):
@@ -120,21 +120,15 @@ def _read_block(text: str, position: int, calls: list[Call]) -> int:
     A JSON decoder reads the block, so a tag inside a string argument does not close it.
     """
     before = len(calls)
-    position = _behind_space(text, position)
-    while not text.startswith(CLOSE, position):
-        value, position = _decode(text, position)
+    gap = next(_GAP.finditer(text, position))
+    while not gap[1]:
+        value, position = _decode(text, gap.end())
         values = value if isinstance(value, list) else [value]
         calls += map(_as_call, values)
-        position = _behind_space(text, position)
+        gap = next(_GAP.finditer(text, position))
     if len(calls) == before:
         raise Unreadable(ParseError.NOT_A_CALL)
-    return position + len(CLOSE)
-
-
-def _behind_space(text: str, position: int) -> int:
-    space = _SPACE.match(text, position)
-    assert space is not None  # it may be empty
-    return space.end()
+    return gap.end()
 
 
 def _decode(text: str, position: int) -> tuple[Any, int]:

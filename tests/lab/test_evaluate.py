@@ -254,7 +254,7 @@ def model(tmp_path):
 
 
 def composed(request, model, tmp_path):
-    recipe, directory = run._configuration(request, model)
+    recipe, directory = run._configuration(request, model, tmp_path)
     overrides = [*run._overrides(request, model), *run._given_overrides(request)]
     return launch.composed(recipe, tmp_path / "out", overrides, directory)[0]
 

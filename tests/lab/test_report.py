@@ -36,7 +36,12 @@ from gdpo_verl.lab.rundir.run import find_runs, read_run
 def runs(tmp_path_factory):
     """Two runs, for the tests that only read them."""
     place = tmp_path_factory.mktemp("runs")
-    return [write_run(place / "gdpo"), write_run(place / "grpo", "grpo", gain=0.5)]
+    runs = [write_run(place / "gdpo"), write_run(place / "grpo", "grpo", gain=0.5)]
+    for run in runs:
+        with (run / "config.yaml").open("a") as config:
+            config.write(f'hostile: {{"{HOSTILE}": "{HOSTILE} {run.name}"}}\n')
+        (run / "launch.json").write_text(json.dumps({"version": HOSTILE}))
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,9 @@ def test_text_from_the_model_is_shown_and_never_run(written, page):
     # The page's own script, and data that no browser runs.
     assert page.tags.count("script") == len(page.scripts)
     assert HOSTILE not in "".join(page.scripts.values())
+    assert f"call for add 1 {HOSTILE}" in page.text
+    assert f"hostile.{HOSTILE} {HOSTILE} gdpo" in page.text
+    assert "<script" not in written.with_name("summary.md").read_text()
     groups = json.loads(page.scripts["r0-held-out-0"])["groups"]
     assert HOSTILE in [group["rows"][0]["text"] for group in groups]
 

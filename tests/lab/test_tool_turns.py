@@ -97,7 +97,6 @@ def test_a_users_own_tools_can_flood_crash_hang_and_eat_memory_and_the_policy_is
     assert guarded(users_tools.eat)() == ("Error: MemoryError", RAISED)
     told = "Error: no answer within 0.5 seconds"
     assert guarded(users_tools.hang, deadline=0.5)() == (told, TIMED_OUT)
-    pool.close()
 
 
 def test_a_tool_that_the_other_process_does_not_find_is_refused_when_it_is_wrapped(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import markdown_it
 import pyarrow
@@ -191,12 +192,22 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     assert trace.exists()
 
 
-@pytest.mark.parametrize("section", ["hydra", "defaults"])
-def test_evaluate_does_not_compose_what_hydra_would_execute(recipe, tmp_path, capsys, section):
-    value = {"callbacks": {"x": {"_target_": "os.system"}}}
-    run = a_run(tmp_path, OmegaConf.merge(recipe, {section: value}))
-    assert main(["evaluate", str(run), "--out", str(tmp_path / "out")]) == 1
-    assert f"{section}.callbacks.x._target_=os.system" in capsys.readouterr().err
+def test_of_a_run_hydra_reads_only_its_settings(recipe, tmp_path, monkeypatch):
+    executed = {"hydra": {"callbacks": {"x": {"_target_": "os.system", "command": "true"}}}}
+    run = a_run(tmp_path, OmegaConf.merge(recipe, executed, {"defaults": ["other", "_self_"]}))
+    for file in ("other.yaml", "hardware/cpu.yaml"):
+        (run / file).parent.mkdir(exist_ok=True)
+        (run / file).write_text(f"# @package _global_\n{OmegaConf.to_yaml(executed)}")
+    shown = []
+
+    def driver(config, command, *_, **__):
+        show = [*command, "--cfg", "hydra"]
+        shown.append(subprocess.run(show, capture_output=True, text=True, check=True).stdout)
+
+    monkeypatch.setattr("gdpo_verl.lab.run.launch.answer", driver)
+    main(["evaluate", str(run), "--out", str(tmp_path / "out"), "hardware=cpu"])
+    assert "os.system" not in shown[0]
+    assert "hardware: cpu" in shown[0]
 
 
 def test_replay_and_compare_run_no_code_of_a_run_without_being_told(tmp_path, capsys, evil):

@@ -59,8 +59,8 @@ def read_code(text: str, strict: bool) -> object:
 ANSWER = "<think>6 times 7</think>\n<answer>"
 START, END = f"{THOUGHT}\n<tool_call>\n", "\n</tool_call>"
 DEFINITIONS = [
-    "def f\n", "def f(", "def f()\n", "def f(a):\n", "def f(a): ...\n", "def f(a) -> ", "# x\n",
-    "def f(a):\n    pass\n", "def f(a):\n'''", "f = f(1)\n", "pass;", "\n",
+    "def f\n", "def f()\n", "def f(a):\n", "def f(a) -> ", "def f(a):\n    pass\n",
+    "def f(a):\n'''",
 ]  # fmt: skip
 WORST = {
     score_gsm8k: {
@@ -70,11 +70,9 @@ WORST = {
         "ends of thought": filled("</think>\n", "<think>"),
         "ends of answer": filled("</answer>", ANSWER),
         "newlines": filled("\n", "<think>6 times 7</think>", "<answer>42</answer>"),
-        "dollars": filled("$", ANSWER, "x</answer>"),
         "boxes": filled("\\boxed{", ANSWER, "42</answer>"),
         "signs behind it": filled("%", ANSWER + "42", "x</answer>"),
         "digits, blanks and a letter": filled(" ", ANSWER + "9" * 9999, "x</answer>"),
-        "special tokens": filled("<|im_end|> "),
     },
     score_math: {
         "open boxes": filled(r"\boxed{"),
@@ -85,13 +83,10 @@ WORST = {
         "digits in the box": filled("9", r"\boxed{", "}"),
     },
     score_tool_call: {
-        "unclosed calls": filled("<tool_call>"),
         "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>"),
         "seams": filled("</think>\n<tool_call>\n", "<think>", END),
         "responses": filled("<response>", f"{THOUGHT}\n"),
-        "opening brackets": filled("<"),
         "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
-        "special tokens": filled("<|im_end|> ", "x"),
         "special tokens and a letter": filled("<|im_end|> ", "x", "x</s>"),
         "spaces between tokens": filled(" ", "x<|im_end|>", "<|im_end|>"),
         "ends before calls": filled("</think>x<tool_call>", "<think>"),
@@ -107,15 +102,12 @@ WORST = {
         "arguments as text": filled('{"name":"f","arguments":"{}"}', "<think>x</think><tool_call>"),
     },
     read_code: {
-        "fences": filled("```\n"),
         "other languages": lambda size: "".join(f"```x{i}\n```\n" for i in range(size // 14)),
         "backticks": filled("`"),
         "indented": filled("  x\n", "```python\n"),
         "one line": filled("a", "```python "),
         "label before a backtick": filled("a", "```", "`"),
         "blanks before a backtick": filled(" ", "```", "`"),
-        "blank lines": filled(" \n", "```python\n"),
-        "spaces in a block": filled(" ", "```python\n", "x"),
         "spans": filled("`<think>` "),
         "half a span": filled("`<think>"),
         "closing fences behind code": filled("x``` y", "```python\n"),
@@ -152,7 +144,7 @@ def test_the_time_is_linear_in_the_text(
     """A quadratic rule would need 100 times as long for 10 times the text, these need 13."""
     texts = text(1_000_000), text(100_000)
     large, small = (seconds(lambda text=text: read(text, strict)) for text in texts)
-    # A program is read token by token.
+    # In a program, definitions are looked for line by line.
     limit = 2 * long() if read is read_code else long()
     assert large < limit
     assert large < 30 * small + 0.05

@@ -40,9 +40,7 @@ serve(answer)
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "asked_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = DeadlinePool("asked_worker", size=2)
-    yield pool
-    pool.close()
+    return DeadlinePool("asked_worker", size=2)
 
 
 def test_one_worker_answers_question_after_question(pool):

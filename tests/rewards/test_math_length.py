@@ -46,7 +46,7 @@ def test_no_answer_is_right_everywhere(answer):
 
 
 def test_a_ground_truth_on_which_math_verify_hangs_is_refused():
-    with pytest.raises(ValueError, match="cannot compare answers with it: it gave no verdict"):
+    with pytest.raises(ValueError, match=r"equal to itself.*parse_error: DEADLINE"):
         parse_ground_truth("(" * 4000, deadline=1.0)
 
 

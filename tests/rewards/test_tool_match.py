@@ -20,7 +20,7 @@ from gdpo_verl.rewards.tool_call import correctness_reward
     )
 )
 def test_the_pairs_have_the_largest_sum_of_all(gains):
-    chosen = tool_match._assign(gains)
+    chosen = tool_match._best_pairs(gains)
     assert len(dict(chosen)) == len({column for _, column in chosen}) == len(chosen)
     rows = [[*row, *[0] * len(gains)] for row in gains]  # a row may have no column
     every = itertools.permutations(range(len(rows[0])), len(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,34 +72,31 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         if number is not None and number < 1:
             raise ValueError(f"{option}: expected at least 1, found {number}")
     model = find_model(request.model)
-    recipe, config_dir = _configuration(request, model)
-    overrides = [*_overrides(request, model), *_given_overrides(request)]
-    check_run = request.recipe is None and not request.trust
-    if check_run:
-        # Hydra itself would execute these sections.
-        sections = OmegaConf.masked_copy(config_of(model.run), ["hydra", "defaults"])
-        _check_trust(OmegaConf.to_container(sections), model)
-    config, complete = launch.composed(recipe, out, overrides, config_dir)
-    if check_run:
-        _check_trust(plain(config), model)
-    if model.checkpoint and not request.trust:
-        check_tensors(model.checkpoint)
-    launch.print_status(f"evaluate loads the weights in {model.checkpoint or model.folder}")
-    for key, text in foreign_code(plain(config)).items():
-        launch.print_status(printable(f"evaluate loads {key}: {text}"))
-    _check_sampling(config)
-    _check_workers(config, model)
-    questions = answers.questions_of(config)
-    asked = _count(questions, config)
-    rollout = config.actor_rollout_ref.rollout
-    launch.answer(
-        config,
-        launch.command(recipe, out, complete, config_dir),
-        out,
-        label=request.model,
-        about={_BEGUN: model.name, "recipe": request.recipe},
-        questions=f"{asked or 'all'} × {rollout.val_kwargs.n} questions",
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        recipe, config_dir = _configuration(request, model, Path(folder))
+        overrides = [*_overrides(request, model), *_given_overrides(request)]
+        config, complete = launch.composed(recipe, out, overrides, config_dir)
+        if request.recipe is None and not request.trust:
+            remedy = "add --trust; otherwise name a recipe with --recipe"
+            check_no_foreign_code(plain(config), f"{model.run}/{CONFIG}", remedy)
+        if model.checkpoint and not request.trust:
+            check_tensors(model.checkpoint)
+        launch.print_status(f"evaluate loads the weights in {model.checkpoint or model.folder}")
+        for key, text in foreign_code(plain(config)).items():
+            launch.print_status(printable(f"evaluate loads {key}: {text}"))
+        _check_sampling(config)
+        _check_workers(config, model)
+        questions = answers.questions_of(config)
+        asked = _count(questions, config)
+        rollout = config.actor_rollout_ref.rollout
+        launch.answer(
+            config,
+            launch.command(recipe, out, complete, config_dir),
+            out,
+            label=request.model,
+            about={_BEGUN: model.name, "recipe": request.recipe},
+            questions=f"{asked or 'all'} × {rollout.val_kwargs.n} questions",
+        )
     evaluation = answers.read(out / VALIDATION / f"{model.step or 0}.jsonl", trust=True)
     notes = [
         *_seen(questions, evaluation.sources, _prompts_of_training(model)),
@@ -154,8 +152,14 @@ def _check_out(out: Path) -> None:
         )
 
 
-def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path | None]:
-    """Return the recipe to compose, and its folder: by default the run's own configuration."""
+def _configuration(
+    request: EvaluationRequest, model: Model, folder: Path
+) -> tuple[str, Path | None]:
+    """Return the recipe to compose, and its folder: by default the run's own configuration.
+
+    The run's configuration is copied to `folder`, because Hydra would prefer other files in the
+    run directory to those of gdpo-verl, and without the sections that Hydra itself executes.
+    """
     if request.recipe is not None:
         return request.recipe, request.config_dir
     if model.run is None:
@@ -164,12 +168,11 @@ def _configuration(request: EvaluationRequest, model: Model) -> tuple[str, Path 
             "train` with its own configuration. Name the recipe whose questions and reward "
             "function are used, for example --recipe toolbox/gdpo"
         )
-    return "config", model.run
-
-
-def _check_trust(config: Any, model: Model) -> None:
-    remedy = "add --trust; otherwise name a recipe with --recipe"
-    check_no_foreign_code(config, f"{model.run}/{CONFIG}", remedy)
+    config = config_of(model.run)
+    for section in ("hydra", "defaults"):
+        config.pop(section, None)
+    OmegaConf.save(config, folder / CONFIG)
+    return "config", folder
 
 
 def _given_overrides(request: EvaluationRequest) -> Iterator[str]:

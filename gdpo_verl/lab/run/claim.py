@@ -52,7 +52,7 @@ def check_start(
       accept_changed_files: resume although the data, policy, reward file or gdpo-verl changed.
 
     Returns:
-      The record of this start for launch.json, with every change that was accepted.
+      The record of this start for launch.json.
 
     Raises:
       RunDirectoryError: what decides what is learned differs from the last start.
@@ -71,7 +71,7 @@ def check_start(
         if not settings:
             text += " To resume with what the files hold now, give --accept-changed-files."
         raise RunDirectoryError(text)
-    return start | {"accepted": [*before.get("accepted", []), *files]}
+    return start
 
 
 @contextlib.contextmanager

@@ -105,9 +105,8 @@ def _check_prompt(file: str, column: str, key: str, path: str) -> None:
         prompt = batch.column(column)[0].as_py()
     except (OSError, ValueError, LookupError):  # of another kind; verl will say so
         return
-    messages = prompt if isinstance(prompt, list) else []
-    keys = [{*message} if isinstance(message, dict) else set() for message in messages]
-    if messages and all(each >= {"role", "content"} for each in keys):
+    first = prompt[0] if prompt and isinstance(prompt, list) else None
+    if isinstance(first, dict) and {"role", "content"} <= first.keys():
         return
     raise ValueError(
         f"{key}: expected a list of messages in the column {column!r} (data.prompt_key) of {path}, "

@@ -13,8 +13,7 @@ from gdpo_verl.lab.rundir.run import flattened
 # verl's keys whose values are imported or executed, or are files that list what to import. The
 # variables are those that our hardware recipes set.
 _CODE_KEY = re.compile(
-    r"""^(hydra|defaults)\b
-    | (_target_|trust_remote_code|external_lib|_config_path|class_path)$
+    r"""(_target_|trust_remote_code|external_lib|_config_path|class_path)$
     | _(class|cls|fqn|module|impl|cmd)$
     | engine_kwargs\.
     | ray_init\.address$
@@ -49,9 +48,8 @@ def _is_ours(text: str) -> bool:
     if not _FILE.search(text):
         return _OURS.fullmatch(text.removeprefix("pkg://")) is not None
     file = Path(text.removeprefix("file://").partition(":")[0]).resolve()
-    folders = ("gdpo_verl", "gdpo_verl.recipes")
-    places = [Path(str(importlib.resources.files(name))).resolve() for name in folders]
-    return any(file.is_relative_to(place) for place in places)
+    recipes = Path(str(importlib.resources.files("gdpo_verl.recipes"))).resolve()
+    return file.is_relative_to(recipes)
 
 
 def check_no_foreign_code(config: Mapping[str, Any], where: str, remedy: str) -> None:
