@@ -280,7 +280,7 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
     phantom, gated = groups_with_any(rows, groups).unbind(dim=1)
     metrics: dict[str, float] = {names.PHANTOM_GROUPS.key: _share(phantom)}
-    if decomposition.gate is not None:
+    if decomposition.settings.gate is not None:
         metrics[names.GATED_GROUPS.key] = _share(gated)
     return metrics
 
@@ -335,10 +335,11 @@ def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
     `names.AGREES_WITH_GRPO`, the correlation of its advantages with those of GDPO and GRPO over the
     responses. A correlation is missing where one of the two is constant.
     """
-    if decomposition.variant is GDPO:
+    variant = decomposition.settings.variant
+    if variant is GDPO:
         return {}
     found = decomposition.advantage
-    name = decomposition.variant.name
+    name = variant.name
     metrics: dict[str, float] = {names.ZERO_ROWS.of(name): _share(found == 0)}
     others = (
         (names.AGREES_WITH_GDPO, decomposition.gdpo),

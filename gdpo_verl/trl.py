@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from gdpo_verl.advantage import Decomposition
+from gdpo_verl.advantage import Decomposition, EstimatorSettings
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.components import MINI_BATCH, TOKENS, Component
 from gdpo_verl.config.wording import Wording
@@ -95,7 +95,7 @@ class GDPOTrainer(GRPOTrainer):
                 "reward_funcs={name: function, ...}"
             )
         config = self._settings(gdpo)
-        if config.credit != GdpoConfig.credit:
+        if config.estimator.credit != EstimatorSettings.credit:
             raise ValueError(
                 f"{_TRL.root}.gdpo.credit: TRL's reward functions return one number per "
                 "completion, and none per turn. Remove this setting."

@@ -162,15 +162,16 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.utils.config import validate_config
 
     from gdpo_verl.plugin import batches, validation
+    from gdpo_verl.plugin.checks import Moment, Run, check_run
 
     if validation.uses_plugin(config):
-        validation.check_settings(config)
+        check_run(Run(config), Moment.KEYS, Moment.CONFIGURATION)
+    else:
+        batches.check(config)
     DumpSettings.of(config.trainer)
     # Without the plug-in's wrapper, which looks at this machine's devices, too.
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
-    if validation.on_default_trainer(config):
-        batches.check(config)
     yield "settings verl's validation and GDPO's passed"
 
 

@@ -21,7 +21,13 @@ import torch
 from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions, decompose, find_variant
+from gdpo_verl.advantage import (
+    EstimatorSettings,
+    Gate,
+    apply_conditions,
+    decompose,
+    find_variant,
+)
 from gdpo_verl.lab.explain import toy
 
 PROMPTS = 4
@@ -123,23 +129,23 @@ def variant(
         rows = r.flatten(0, 1)
         names = range(r.shape[2])
         on_first = {k: {"on": 0, "at_least": 1.0} for k in names[1:]} if conditioned else {}
-        return decompose(
-            rows,
-            group_ids(r),
-            torch.ones(len(rows)),
-            conditioned=apply_conditions(rows, names, on_first),
-            variant=chosen,
+        settings = EstimatorSettings(
             ranges=ranges,
+            gate=None if gate is None else Gate(gate),
+            variant=chosen,
             whiten=whiten,
-            gate=gate,
-        ).advantage
+        )
+        counted = apply_conditions(rows, names, on_first)
+        tokens = torch.ones(len(rows))
+        return decompose(rows, group_ids(r), tokens, settings, conditioned=counted).advantage
 
     return advantage
 
 
 def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) -> Tensor:
     weights = [weight, *[1.0] * (r.shape[2] - 1)]
-    return decompose(r.flatten(0, 1), group_ids(r), weights=weights, scale=scale).grpo
+    settings = EstimatorSettings(weights=weights, scale=scale)
+    return decompose(r.flatten(0, 1), group_ids(r), settings=settings).grpo
 
 
 def whitened_grpo(r: Tensor, ranges: Ranges) -> Tensor:

@@ -47,6 +47,7 @@ def report_of(
             "algorithm": {"adv_estimator": "gdpo"} | algorithm,
             "actor_rollout_ref": {"rollout": {"n": 4}},
             "data": {"train_batch_size": 2},
+            "trainer": {},
         }
     )
     return measure(config, answers, Scored(declared, (), results, again or {}))

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from omegaconf import open_dict
 
-from gdpo_verl.config import GdpoConfig
 from gdpo_verl.lab.check_reward.answers import (
     CheckedAnswer,
     from_file,
@@ -33,7 +32,8 @@ from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
-from gdpo_verl.plugin import reward, validation
+from gdpo_verl.plugin import reward
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME
 from gdpo_verl.rewards.thought import opened_thought
 
@@ -152,9 +152,7 @@ def _check_settings(config: Any) -> None:
             "devices of the run; check a rule-based reward here. A judge can be asked at an "
             f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
         )
-    validation.check_keys(config)
-    validation.check_schedule(config)
-    GdpoConfig.from_algorithm(config.algorithm)  # rejects wrong settings
+    check_run(Run(config), Moment.KEYS)
 
 
 def _about_thought(config: Any, prompt: str, opening: str) -> str:

@@ -20,8 +20,8 @@ from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
-from gdpo_verl.plugin import validation
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
@@ -129,9 +129,9 @@ def _look_at_components(
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)
-        validation.check_estimator(config, objective)
-        returned = {each.answer.name: each.result.info for each in finished}
-        validation.check_filter(config, returned)
+        run = Run(config, returned={each.answer.name: each.result.info for each in finished})
+        run.objective = objective
+        check_run(run, Moment.COMPONENTS, Moment.RETURNED)
     except ValueError as error:  # what is known so far is shown all the same
         found.append((PROBLEM, str(error)))
     return components, taught
