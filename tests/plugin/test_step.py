@@ -189,7 +189,7 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
         ("grpo", {"estimator": EstimatorSettings(whiten="none")}),
         ("gdpo", {"variant": "sa_mrpo"}),
     ],
-    ids=str,
+    ids=["gdpo", "grpo", "grpo without whitening", "sa_mrpo"],
 )
 def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
     adv_estimator: str, settings: dict[str, Any]
