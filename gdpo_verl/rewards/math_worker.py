@@ -34,7 +34,7 @@ from sympy import (
 )
 from sympy.core.function import AppliedUndef
 
-from gdpo_verl.rewards.deadline import serve
+from gdpo_verl.rewards.deadline import serve_questions
 from gdpo_verl.rewards.math_form import OF_ANGLES, as_asked, differ, tidied, without_units
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -52,14 +52,14 @@ _RELATION = re.compile(r"[=<>,;:&]|\\\\|\\q?quad|\\text|\\(?:[lg]eq?|approx|to)(
 _LONGEST_OF_A_QUESTION, _MOST_OF_A_QUESTION = 300, 60  # characters of a formula, and formulas
 
 
-def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
+def compare(pair: tuple[str, str, str | None]) -> tuple[bool, int]:
     """Return whether an answer is the ground truth; with a `ParseError`.
 
     Args:
-      asked: the ground truth and the answer, LaTeX; and the question, empty when it is not
+      pair: the ground truth and the answer, LaTeX; and the question, empty when it is not
         known, None for equality alone.
     """
-    truth, answer, question = asked
+    truth, answer, question = pair
     answer = tidied(as_asked(truth, answer))
     (truth, answer), written = without_units(tidied(truth), answer)
     wanted = _read(truth)
@@ -261,4 +261,4 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     # Imports, units and grammar, before the first deadline runs.
     compare((r"\frac{1}{2}\text{ m}", "0.5", ""))
-    serve(compare)
+    serve_questions(compare)
