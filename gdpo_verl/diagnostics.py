@@ -149,9 +149,12 @@ def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str,
     >>> turn_metrics("ok", [[1.0, 0.0, 1.0, 0.0], [1.0], None])["gdpo/ok/turn_spread"] ** 2
     0.3333333333333333
     """
-    scored = [torch.tensor(each or (), dtype=torch.float64) for each in lists]
-    scored = [each[~each.isnan()] for each in scored]
-    spreads = [float(each.std()) for each in scored if len(each) > 1]
+    spreads = []
+    for values in lists:
+        turns = torch.tensor(values or (), dtype=torch.float64)
+        scored = turns[~turns.isnan()]
+        if len(scored) > 1:
+            spreads.append(float(scored.std()))
     if not spreads:
         return {}
     return {names.TURN_SPREAD.of(key): Weighted.of(sum(spreads), len(spreads))}
@@ -213,11 +216,11 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
     >>> parse_error_metrics([0, 4, 4, 1])[names.PARSE_ERROR_CODE.of(4)]
     0.5
     """
-    known = [code for code in codes if code is not None]
-    if not known:
+    returned = [code for code in codes if code is not None]
+    if not returned:
         return {}
-    errors = Counter(int(code) for code in known if code)
-    n = len(known)
+    errors = Counter(int(code) for code in returned if code)
+    n = len(returned)
     metrics: dict[str, float] = {names.PARSE_ERROR_SHARE.key: Weighted.of(errors.total(), n)}
     for code, count in errors.items():
         metrics[names.PARSE_ERROR_CODE.of(code)] = Weighted.of(count, n)

@@ -218,11 +218,11 @@ def study(case: tuple[str, str]) -> list[dict[str, Any]]:
     methods = METHODS | (OUTCOME if task.outcome else {})
     if task.group < 3:  # correlations of two responses are 1 or -1
         methods = {key: method for key, method in methods.items() if key != "CorrGRPO"}
-    found = {key: train(task, m, optimiser, SEEDS, STEPS) for key, m in methods.items()}
+    qualities = {key: train(task, m, optimiser, SEEDS, STEPS) for key, m in methods.items()}
     static = [train(task, partial(grpo, weight=w), optimiser, SEEDS, STEPS) for w in STATIC]
-    found[BEST] = max(static, key=lambda each: float(each[1].mean()))
+    qualities[BEST] = max(static, key=lambda quality: float(quality[1].mean()))
     rows = []
-    for key, values in found.items():
+    for key, values in qualities.items():
         row = {"optimiser": optimiser, "task": name, "method": key}
         for kind, quality in zip(("mean", "worst"), values, strict=True):
             row[kind] = f"{float(quality.mean()):.3f}"
@@ -246,7 +246,11 @@ def table(rows: list[dict[str, str]]) -> str:
         return text.replace("-0.00", "0.00").replace("+0.00", "0.00").replace("-", "−")
 
     tasks = dict.fromkeys(row["task"] for row in rows)
-    return markdown_table(["", *SHOWN], [[t, *(cell(t, m) for m in SHOWN)] for t in tasks])
+    lines = []
+    for task in tasks:
+        cells = [cell(task, method) for method in SHOWN]
+        lines.append([task, *cells])
+    return markdown_table(["", *SHOWN], lines)
 
 
 def main() -> None:
@@ -257,8 +261,8 @@ def main() -> None:
     if not args.page:
         cases = [(optimiser, task) for optimiser in OPTIMISERS for task in TASKS]
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            found = [row for rows in pool.map(study, cases) for row in rows]
-        write_rows(numbers, found)
+            measured = [row for rows in pool.map(study, cases) for row in rows]
+        write_rows(numbers, measured)
     replace_block(ROOT / "docs/evidence/variants.md", "study", table(read_rows(numbers)))
 
 

@@ -15,7 +15,7 @@ import pytest
 from servers import Handler, serving
 from test_prepare import write
 
-from gdpo_verl.lab.tasks.source import open_source, split_of
+from gdpo_verl.lab.tasks.source import open_source, split_of_file
 
 ROWS = [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -63,7 +63,7 @@ def test_the_split_is_what_the_name_says():
         "test/part.jsonl": "test",
         "contest.jsonl": None,
     }
-    assert {name: split_of(Path(name)) for name in names} == names
+    assert {name: split_of_file(Path(name)) for name in names} == names
 
 
 def test_files_without_a_splits_name_are_left_out_of_a_configurations_folder(tmp_path):

@@ -17,7 +17,7 @@ from gdpo_verl.rewards.deadline import DeadlinePool
 
 WORKER = """
 import os, signal, sys, time
-from gdpo_verl.rewards.deadline import serve
+from gdpo_verl.rewards.deadline import serve_questions
 
 def answer(question):
     print("libraries print", question)
@@ -32,7 +32,7 @@ def answer(question):
                 os.kill(os.getpid(), signal.SIGKILL)
     return os.getpid()
 
-serve(answer)
+serve_questions(answer)
 """
 
 

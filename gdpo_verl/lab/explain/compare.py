@@ -94,13 +94,13 @@ def decompose_group(
     )
 
 
-def compare(names: Sequence[str], found: Decomposition) -> list[Rollout]:
+def compare(names: Sequence[str], decomposition: Decomposition) -> list[Rollout]:
     """Combine both advantages of each named rollout, the highest GDPO advantage first."""
-    grpo = found.grpo.tolist()
-    gdpo = found.gdpo.tolist()
-    rewards = [tuple(row) for row in found.rewards.tolist()]
-    scores = found.score.tolist()
-    terms = (found.terms * found.largest_weight).tolist()
+    grpo = decomposition.grpo.tolist()
+    gdpo = decomposition.gdpo.tolist()
+    rewards = [tuple(row) for row in decomposition.rewards.tolist()]
+    scores = decomposition.score.tolist()
+    terms = (decomposition.terms * decomposition.largest_weight).tolist()
     ties = find_ties(rewards, grpo, gdpo)
     return [
         Rollout(names[i], rewards[i], scores[i], tuple(terms[i]), grpo[i], gdpo[i], *ties[i])
@@ -130,11 +130,11 @@ def find_ties(
 def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
     """Return for each tie of GRPO the two rollouts whose GDPO advantages differ most."""
     pairs = []
-    for letter in dict.fromkeys(each.tie for each in group if each.tie):
+    for letter in dict.fromkeys(rollout.tie for rollout in group if rollout.tie):
         # The group is sorted by GDPO; among equal ones, take the first whose rewards differ.
-        first, *others = [each for each in group if each.tie == letter]
-        different = [each for each in others if each.rewards != first.rewards]
-        pairs.append((first, min(different, key=lambda each: each.gdpo)))
+        first, *others = [rollout for rollout in group if rollout.tie == letter]
+        different = [rollout for rollout in others if rollout.rewards != first.rewards]
+        pairs.append((first, min(different, key=lambda rollout: rollout.gdpo)))
     return pairs
 
 
