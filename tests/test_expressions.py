@@ -106,18 +106,3 @@ def test_every_expression_takes_linear_time() -> None:
                 slow.append((path.name, expression[:60], text))
     assert count > 100
     assert slow == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import re\nre.search(r'(?:a+)+b', text)",
-        "import re\nre.search(rf'{word}(?=(?:a+)+b)', text)",
-        "import re\nPART = 'a+'\nre.compile(rf'x(?!({PART})+b)')",
-        "import re\nRULES = {'x': r'^ *,* *,* *x'}\nfor rule in RULES:\n    re.sub(rule, '', text)",
-        r"import re; re.match(r'f:(?!(?:\s*#[^\n]*)*x)', text)",
-    ],
-)
-def test_a_slow_expression_is_found(source: str) -> None:
-    pytest.importorskip("regexploit")
-    assert any(slow_parts(*expression) for expression in expressions(source))

@@ -96,6 +96,10 @@ def test_without_protection_it_refuses_and_names_the_key_and_the_remedies(nothin
     assert in_configuration(refused.value).startswith(f"{key}: expected a protection")
     assert "apt install bubblewrap" in said
     assert "not on this machine" in said
+    finding = doctor._sandbox()
+    assert finding.state.startswith("none, which the rewards that run programs need")
+    assert "apt install bubblewrap" in finding.state
+    assert finding.remedy == "", "no other reward needs one"
 
 
 def test_the_user_may_allow_it_with_a_warning(nothing_protects, caplog):
@@ -120,10 +124,3 @@ def test_the_doctor_names_the_protection():
     finding = doctor._sandbox()
     assert (finding.subject, finding.remedy) == ("sandbox", "")
     assert finding.state == f"{FOUND[0].name}, for the rewards that run programs"
-
-
-def test_without_protection_the_doctor_says_what_would_give_one(nothing_protects):
-    finding = doctor._sandbox()
-    assert finding.state.startswith("none, which the rewards that run programs need")
-    assert "apt install bubblewrap" in finding.state
-    assert finding.remedy == "", "no other reward needs one"
