@@ -253,7 +253,7 @@ REJECTED = [
 
 @pytest.mark.parametrize("values", REJECTED)
 def test_a_published_row_that_no_checker_can_judge_is_rejected(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="(?i)expect"):
+    with pytest.raises(ValueError, match=r"[Ee]xpect"):
         converted(values)
 
 
