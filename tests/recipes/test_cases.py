@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from verdicts import FILES, SETTINGS, cases_of
 from gdpo_verl.config.components import declared_components
 from gdpo_verl.rewards import tool_turns
 
-KEYS = {"answer", "truth", "expected", "why", "extra_info", "lenient", "verl", "by_turn"}
 NEEDS = {"instructions": "if_verifiable", "math_length": "math_verify"}
 CASES = [
     pytest.param(recipe, case, id=f"{recipe}-{number}-{case['why'][:40]}")
@@ -26,8 +26,6 @@ def test_a_reward_judges_as_it_promises(recipe: str, case: dict[str, Any]) -> No
     if recipe == "code" and not list(working_protections()):
         pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
     pytest.importorskip(NEEDS.get(recipe, "json"))
-    assert case["expected"]
-    assert case.keys() <= KEYS
     reward = importlib.import_module(f"gdpo_verl.rewards.{recipe}")
     if case["expected"].get("parse_error") == "GROUND_TRUTH":  # which no row is made of
         with pytest.raises(ValueError, match=r"^ground_truth: "):
@@ -63,3 +61,14 @@ def test_two_calls_in_a_turn_cannot_be_told_apart() -> None:
         ValueError, match=r"one call in each of 1 turns, found 2\. Set actor_rollout_ref\."
     ):
         tool_turns.compute_score_by_turn("", "", "42", about)
+
+
+@pytest.mark.parametrize("recipe", FILES)
+def test_each_line_says_what_is_expected_and_why(recipe: str) -> None:
+    cases = cases_of(recipe)
+    asked = {json.dumps([case["answer"], case["truth"], case.get("extra_info")]) for case in cases}
+    assert len(asked) == len(cases)
+    for case in cases:
+        others = case.keys() - {"extra_info", "lenient", "verl", "by_turn"}
+        assert others == {"answer", "truth", "expected", "why"}
+        assert case["expected"]

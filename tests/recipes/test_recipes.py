@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,18 +120,14 @@ def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_say
         assert strict == recipe.endswith("_strict")
 
 
-def without_estimator(name: str, estimator: str) -> dict[str, Any]:
-    """A recipe without its estimator and its own name, which must be these."""
-    recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-    assert recipe["algorithm"].pop("adv_estimator") == estimator
-    assert recipe["trainer"].pop("experiment_name") == name.split("/")[1]
-    return recipe
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
 def test_control_differs_in_the_estimator_and_the_name_alone(name: str) -> None:
     control = name.replace("/gdpo", "/grpo")
-    assert without_estimator(name, "gdpo") == without_estimator(control, "grpo")
+    run, other = (yaml.safe_load((RECIPES / f"{n}.yaml").read_text()) for n in (name, control))
+    for config, recipe, estimator in ((run, name, "gdpo"), (other, control, "grpo")):
+        assert config["algorithm"].pop("adv_estimator") == estimator
+        assert config["trainer"].pop("experiment_name") == recipe.split("/")[1]
+    assert run == other
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
@@ -199,13 +199,18 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
 # --- the READMEs -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str) -> None:
+def lines_of(task: str) -> list[str]:
+    """The commands of a recipe's README, in its order."""
     text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = "".join(blocks).splitlines()
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str) -> None:
+    lines = lines_of(task)
     assert lines[0].startswith("scripts/setup.sh")
-    assert lines[1].startswith("source .venv/bin/activate")
+    assert lines[1] == "source .venv/bin/activate"
     (prepared,) = [line.split()[2] for line in lines if line.startswith("gdpo-verl prepare")]
     data = yaml.safe_load((RECIPES / task / "task.yaml").read_text())["data"]
     # Where it is written, with the prompts that fit.
@@ -214,3 +219,44 @@ def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str)
     assert catalog.data_sets()[prepared].max_prompt_length == data["max_prompt_length"]
     for arm in ("gdpo", "grpo"):
         assert any(line.startswith(f"scripts/train.sh {task}/{arm}") for line in lines)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_readme_says_what_its_recipe_costs_before_the_first_command(task: str) -> None:
+    text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
+    first = " ".join(text.partition("```")[0].split())
+    _, said, cost = first.partition("**Cost")
+    assert said
+    # Measured, with its machine; or the page says that nobody here ran it.
+    assert "have not run it" in cost or ("cores" in cost and re.search(r"\d+ minutes", cost))
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_each_line_of_the_toolboxs_readme_runs_as_printed(tmp_path: Path, policy: Path) -> None:
+    # A clone with its environment, in which nothing has been prepared yet.
+    shutil.copytree(RECIPES.parent / "scripts", tmp_path / "scripts")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "toolbox").symlink_to(policy)
+    environment = {"HF_HUB_OFFLINE": "1", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    for line in lines_of("toolbox"):
+        command, *rest = line.split()
+        subject = rest[0] if rest else ""
+        # The environment, the policy and the evaluation have their own tests.
+        if command in ("source", "scripts/setup.sh") or subject in ("make-policy", "evaluate"):
+            continue
+        trains = command == "scripts/train.sh"
+        done = subprocess.run(
+            ["bash", "-c", f"{line} --dry-run" if trains and "--dry-run" not in line else line],
+            cwd=tmp_path,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        if trains:
+            assert "All checks passed." in done.stdout
+            assert "returned" in done.stdout
+    assert not (tmp_path / "runs").exists()
