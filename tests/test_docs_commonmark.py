@@ -13,26 +13,36 @@ BELOW_A_TABLE_S_HEAD = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ 
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_heading_table_and_block_of_code_of_a_page_is_one(page):
-    text = page.read_text(encoding="utf-8")
+def faults(text: str) -> list[str]:
+    """The headings, tables, links and fences of a page's source that are rendered as none."""
     lines = text.splitlines()
     tokens = parse(text)
-    starts = {(token.type, token.map[0]) for token in tokens if token.map}
-    assert lines[0].startswith("# ")
-    for number, line in enumerate(lines):
-        if HEADING.fullmatch(line):
-            assert ("heading_open", number) in starts, line
-        if BELOW_A_TABLE_S_HEAD.fullmatch(line):
-            assert ("table_open", number - 1) in starts, lines[number - 1]
+    starts: dict[str, set[int]] = {"heading_open": set(), "table_open": set()}
     for token in tokens:
-        if token.type == "fence":
+        if token.type in starts and token.map:
+            starts[token.type].add(token.map[0])
+    found = []
+    if not lines or not lines[0].startswith("# ") or 0 not in starts["heading_open"]:
+        found.append("line 1: a page begins with its heading")
+    for number, line in enumerate(lines):
+        if HEADING.fullmatch(line) and number not in starts["heading_open"]:
+            found.append(f"line {number + 1}: no heading: {line}")
+        if BELOW_A_TABLE_S_HEAD.fullmatch(line) and number - 1 not in starts["table_open"]:
+            found.append(f"line {number + 1}: no table: {lines[number - 1]}")
+    for token in tokens:
+        if token.type == "fence" and token.map:
             first, end = token.map
-            assert FENCE.fullmatch(lines[end - 1]), f"no end: {lines[first]}"
-            assert end - first > 2, f"empty: {lines[first]}"
+            if not FENCE.fullmatch(lines[end - 1]) or end - first < 3:
+                found.append(f"line {first + 1}: a block of code that is empty or has no end")
         # What looks like one is text in a paragraph, where the renderer of the site may differ.
-        if token.type == "inline":
-            assert "```" not in token.content
+        if token.type == "inline" and "```" in token.content:
+            found.append(f"a stray fence in {token.content!r}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_heading_and_table_of_a_page_is_one(page):
+    assert faults(page.read_text(encoding="utf-8")) == []
 
 
 def test_every_page_that_code_and_scripts_name_exists():
@@ -41,7 +51,21 @@ def test_every_page_that_code_and_scripts_name_exists():
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".sh", ".yaml", ".j2"):
                 text = path.read_text(encoding="utf-8")
-                for page in re.findall(r"\bdocs/[\w/]+\.md\b", text):
-                    named[page] = path
+                pages = re.findall(r"\b(docs/[\w/]+\.md)(?:#([\w-]+))?", text)
+                named.update(dict.fromkeys(pages, path))
     assert len(named) > 5
-    assert {page: path for page, path in named.items() if not (ROOT / page).exists()} == {}
+    missing = []
+    for (page, anchor), path in named.items():
+        target = ROOT / page
+        if not target.exists():
+            missing.append(f"{path}: {page}")
+        elif anchor and not has_anchor(target.read_text(encoding="utf-8"), anchor):
+            missing.append(f"{path}: {page}#{anchor}")
+    assert missing == []
+
+
+def has_anchor(text: str, anchor: str) -> bool:
+    """The page has this anchor: by itself, or as the slug of a heading."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return anchor in slugs or f'<a name="{anchor}"></a>' in text
