@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ COLLAPSED = [
     rollout("b_1_0", 0.0, 1.0, -0.7, -0.7),
     rollout("padding_0_0", 0.0, 0.0, None, None),
 ]
+
+
+def verls_uid(name: str) -> str:
+    """A uid as verl makes it, the same for the same name."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
 
 def write_lines(path: Path, records: list[Any], end: str = "") -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_verl.plugin import estimator, reward, validation
+from gdpo_verl.plugin import estimator, validation
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of
 
 
@@ -18,7 +19,7 @@ def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     """Wrap `RayPPOTrainer.__init__`: check the reward function before the first rollout."""
     original(trainer, *args, **kwargs)
     if validation.uses_plugin(trainer.config):
-        validation.objective_of(trainer.config, reward.probe_reward(trainer))
+        check_run(Run(trainer.config, trainer), Moment.ROWS, Moment.RETURNED)
     _attach_seam(trainer)
 
 
@@ -51,6 +52,7 @@ def _attach_seam(trainer: Any) -> None:
     if not hasattr(trainer, "gdpo_seam"):
         trainer.gdpo_seam = seam_of(trainer.config)
         if trainer.gdpo_seam is not None:
-            validation.check_settings(trainer.config)
-            validation.check_trainer(trainer.config, trainer.gdpo_seam.objective)
+            run = Run(trainer.config)
+            run.objective = trainer.gdpo_seam.objective
+            check_run(run, Moment.KEYS, Moment.CONFIGURATION, Moment.COMPONENTS)
     estimator.legacy_trainer.set(trainer)

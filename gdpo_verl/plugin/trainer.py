@@ -14,7 +14,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from gdpo_verl.plugin import (
     validation,
 )
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.hooks import wrap
@@ -75,8 +75,7 @@ class Seam:
         self.config = config
         self.estimates = validation.is_gdpo(config)
         # verl's own estimators give each response one advantage, so per-turn components are summed.
-        answers = replace(objective, config=replace(objective.config, credit="answer"))
-        self.objective = objective if self.estimates else answers
+        self.objective = objective if self.estimates else objective.of_answers()
         self.failures: replay_buffer.SessionFailures | None = None
         self.dump = Dump(self.objective)
         self._failures_warned = self._score_checked = False
@@ -177,8 +176,9 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     trainer.gdpo_seam = None
     if not validation.uses_plugin(config):
         return original(trainer, *args, **kwargs)
-    validation.check_components(config)
-    objective = validation.objective_of(config)
+    run = Run(config, trainer)
+    check_run(run, Moment.FILES, Moment.COMPONENTS)
+    objective = run.objective
     seam = None if objective is None else Seam(config, objective)
     if seam is not None and config.data.get("seed") is None:
         # Without data.seed, verl draws other rows for data.train_max_samples at each start, also
@@ -192,9 +192,7 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     buffer = getattr(trainer, "replay_buffer", None)
     # The GDPO run and its baseline learn from the same groups.
     replay_buffer.filter_by_components(buffer, objective, lambda: trainer.global_steps)
-    returned = reward.probe_reward(trainer)
-    validation.objective_of(config, returned)
-    validation.check_filter(config, returned)
+    check_run(run, Moment.ROWS, Moment.RETURNED)
     if seam is not None and buffer is not None:
         seam.failures = replay_buffer.SessionFailures(
             buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates

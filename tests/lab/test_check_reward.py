@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import verls_uid
 from processes import session
 from waiting import wait_for
 
@@ -349,13 +350,16 @@ DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts":
 
 
 def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(check):
-    lines = [DUMPED | {"uid": "ab_0_0"}, DUMPED | {"uid": "ab_1_0", "output": "a\ud800"}]
+    uid = verls_uid("ab")
+    # Of a session with two outputs the last one is the response.
+    lines = [DUMPED | {"uid": f"{uid}_0_1"}, DUMPED | {"uid": f"{uid}_1_0", "output": "a\ud800"}]
+    lines.append(DUMPED | {"uid": f"{uid}_0_0", "output": "45"})
     Path("1.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"index": 0, "answer": "2"}])))
     status, shown, report = check("half_a_pair", "--answers", "1.jsonl")
     assert status == 0
     found = [(each["row"], each["group"], each["score"]) for each in report["answers"]]
-    assert found == [(1, "ab", 2.0), (1, "ab", 1.0), (0, 0, 1.0)]
-    assert report["answers"][1]["answer"] == "a\ud800"
+    assert found == [(0, 0, 1.0), (1, uid, 2.0), (1, uid, 1.0)]
+    assert report["answers"][2]["answer"] == "a\ud800"
     assert "note     row 1 (1.jsonl): the tokenizer gives back another text" in shown
 
 

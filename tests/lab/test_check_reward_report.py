@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.check_reward.answers import GROUND_TRUTH, CheckedAnswer
-from gdpo_verl.lab.check_reward.report import measure, to_text
+from gdpo_verl.lab.check_reward.report import measure, report_text
 from gdpo_verl.lab.check_reward.worker import RewardResult, Scored
 from gdpo_verl.rewards import Component
 
@@ -47,6 +47,7 @@ def report_of(
             "algorithm": {"adv_estimator": "gdpo"} | algorithm,
             "actor_rollout_ref": {"rollout": {"n": 4}},
             "data": {"train_batch_size": 2},
+            "trainer": {},
         }
     )
     return measure(config, answers, Scored(declared, (), results, again or {}))
@@ -66,7 +67,7 @@ def test_summary_of_hand_made_results():
     assert note.startswith("'b' is constant in every group")
     # The shorter times are 2, 3, 4 and 6 ms; 97 % of the way from the third to the fourth is 5.94.
     assert report["seconds"] == pytest.approx({"median": 0.0035, "p99": 0.00594, "max": 0.006})
-    lines = [" ".join(line.split()) for line in to_text({"about": {}, **report}).splitlines()]
+    lines = [" ".join(line.split()) for line in report_text({"about": {}, **report}).splitlines()]
     assert lines == [
         "",
         "component weight declared observed mean constant not scored",
@@ -215,7 +216,7 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
         a, b = float(place % 2), 2.0 * (place in (3, 100))
         results.append(result(a + b, 0.001, a=a, b=b))
     report = report_of(results, answers=answers)
-    shown = to_text({"about": {}, **report})
+    shown = report_text({"about": {}, **report})
     rare = "b varies in 1.2% of groups of 4, 0.025 of 2 per step. It may never be learned"
     assert rare in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
@@ -223,4 +224,4 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
     assert advice["override"] in shown
     assert shown.index("Advice") > shown.index(rare)
     few = report_of(results[:64], answers=answers[:64])
-    assert "it needs 30 groups of several responses, found 4." in to_text({"about": {}, **few})
+    assert "it needs 30 groups of several responses, found 4." in report_text({"about": {}, **few})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gdpo_verl.lab.evaluate import intervals, result
+from gdpo_verl.lab import statistics as intervals
+from gdpo_verl.lab.evaluate import result
 
 # ------------------------------------------------------------------ intervals
 

@@ -16,7 +16,7 @@ import pytest
 from prepared import write
 from servers import Handler, serving
 
-from gdpo_verl.lab.tasks.source import open_source, split_of
+from gdpo_verl.lab.tasks.source import open_source, split_of_file
 
 ROWS = [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -73,7 +73,7 @@ def test_a_data_set_that_datasets_saved_is_read_and_named_when_damaged(tmp_path)
     ],
 )
 def test_the_split_is_what_the_name_says(name, split):
-    assert split_of(Path(name)) == split
+    assert split_of_file(Path(name)) == split
 
 
 def test_files_without_a_splits_name_are_left_out_of_a_configurations_folder(tmp_path):

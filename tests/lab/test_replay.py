@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_runs import summary_of, write_lines
+from fake_runs import summary_of, verls_uid, write_lines
 from omegaconf import OmegaConf
 
 from gdpo_verl import advantages_of, gdpo_advantages, grpo_advantages
@@ -125,7 +125,9 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
 def test_figures_are_the_metrics_of_a_training(replayed):
     rows = drawn(8, two_rewards)
     found = replayed(rows)
-    objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
+    objective = GdpoConfig.from_algorithm(
+        {"gdpo_reward_keys": KEYS, "gdpo": {"whiten": "sequence"}}
+    ).resolve([])
     groups = [row["input"] for row in rows]
     decomposition = objective.decompose(matrix(rows), groups, torch.ones(len(rows)), 1)
     for place, trains in enumerate((False, True)):
@@ -220,12 +222,15 @@ def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed, t
 
 
 def test_padding_is_no_answer_and_the_last_output_of_a_session_stands_for_all(replayed):
-    rows = [row | {"uid": f"u{n // 8}_{n % 8}_1"} for n, row in enumerate(drawn(4, two_rewards))]
+    rows = []
+    for n, row in enumerate(drawn(4, two_rewards)):
+        rows.append(row | {"uid": f"{verls_uid(f'u{n // 8}')}_{n % 8}_1"})
     filled = [rows[0] | {"uid": f"pad{'0f' * 16}_{n}_0", "length": 50.0 * n} for n in range(3)]
     earlier = [row | {"uid": row["uid"][:-1] + "0", "length": 50.0} for row in rows[::3]]
     mixed = sorted([*filled, *earlier, *rows], key=lambda row: row["uid"])
     found = replayed(mixed)
     assert (found["rows"], found["groups"]) == (32, 4)
+    rows.sort(key=lambda row: row["uid"])
     assert found["asked"] == pytest.approx(by_sequence(rows))
 
 
@@ -330,7 +335,7 @@ def test_a_reward_scores_the_stored_answers_anew(replayed, tmp_path):
     rng = random.Random(0)
     rows = [
         {"input": f"q{n // 4}", "output": f"so it is {rng.choice(['42', '7', '137'])}", "gts": "42"}
-        | {"score": 0.0, "uid": f"u{n // 4}_{n % 4}_0"}
+        | {"score": 0.0, "uid": f"{verls_uid(f'u{n // 4}')}_{n % 4}_0"}
         for n in range(24)
     ]
     function = f"{tmp_path}/reward.py:compute_score"
@@ -746,7 +751,7 @@ def test_a_rare_reward_is_given_the_group_size_that_would_show_it():
     assert varies([math.nan] * 4, 2) == varies([1.0, math.nan], 2) == 0
 
 
-def test_the_report_draws_dumps_and_scores_alone(capsys, tmp_path):
+def test_the_report_draws_dumps_and_scores_alone(tmp_path):
     where = dump(tmp_path / "dumps", {n: drawn(4, two_rewards, seed=n) for n in (1, 2)})
     bare = [{k: row[k] for k in ("input", "output", "score")} for row in drawn(4, two_rewards)]
     alone = dump(tmp_path / "bare", {1: bare})
@@ -759,9 +764,12 @@ def test_the_report_draws_dumps_and_scores_alone(capsys, tmp_path):
     assert "hold no components; the score is drawn" in summary
     (where / "2.jsonl").write_text('{"input": 3')
     assert "2.jsonl, line 1: the row is incomplete" in summary_of(page, where)
+    # What replay rejects is named on the page, and the responses are shown.
     (where / "1.jsonl").write_text(with_row(1, length="long")["1.jsonl"])
-    assert main(["report", str(where), "--out", str(page)]) == 1
-    assert "1.jsonl, line 2" in capsys.readouterr().err
+    summary = summary_of(page, where)
+    assert "The metrics of 1.jsonl are left out: " in summary
+    assert "1.jsonl, line 2" in summary
+    assert "answer 1" in (page / "index.html").read_text()
 
 
 def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(capsys, tmp_path):

@@ -11,6 +11,7 @@ from fake_runs import (
     answer,
     page_of,
     rollout,
+    verls_uid,
     write_lines,
     write_run,
 )
@@ -53,25 +54,15 @@ def test_the_page_says_how_many_groups_collapse(rows, said, tmp_path):
 
 def test_a_dump_without_the_plug_in_is_named(tmp_path):
     run = write_run(tmp_path / "gdpo")
-    plain = [{"input": "add 1", "output": "x", "uid": f"a_{i}_0", "score": 1.0} for i in range(2)]
+    uid = verls_uid("a")
+    row = {"input": "add 1", "output": "x", "score": 1.0}
+    plain = [row | {"uid": f"{uid}_{session}_0"} for session in range(2)]
     write_lines(run / "rollouts/3.jsonl", plain)
     old = [{**row, "format": 1.0, "correctness": 0.0} for row in plain]
     write_lines(run / "rollouts/4.jsonl", old)
     (note,) = read_dumps([read_run(run)])[0].notes
     assert note.startswith("2 of 4 dumped groups lack components")
     assert "(first at step 3)" in note
-
-
-def test_lines_of_a_dump_that_are_not_whole_are_named(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    write_lines(run / "rollouts/2.jsonl", COLLAPSED, end='{"input": "cut')
-    (run / "rollouts/7.jsonl").mkdir()  # no dump
-    (found,) = read_dumps([read_run(run)])
-    assert list(found.training) == [2]
-    assert found.training[2].groups == 2
-    assert found.notes == (
-        "rollouts/2.jsonl: 1 lines are not complete rows (the first is line 7).",
-    )
 
 
 def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(tmp_path, monkeypatch):
@@ -81,7 +72,7 @@ def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(tmp_path, monk
     for module in (rows, groups):
         monkeypatch.setattr(module, "DUMP_BYTES", sum(sizes[:3]) + 10)
     step = read_step(path, COMPONENTS)
-    assert (step.rows, step.groups) == (3, 1)
+    assert (step.responses, step.groups) == (3, 1)
     (note,) = step.notes
     assert "only its first" in note
 

@@ -19,12 +19,12 @@ from test_evaluate import config_of_run, line
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.evaluate.model import check_tensors
-from gdpo_verl.lab.replay.sources import Source
 from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.svg import inline_svg
 from gdpo_verl.lab.report.tables import markdown
 from gdpo_verl.lab.rundir import dumps
 from gdpo_verl.lab.rundir.run import read_settings
+from gdpo_verl.lab.rundir.source import Source
 from gdpo_verl.lab.rundir.trust import foreign_code
 
 SECRET = "a-secret-of-the-reader"

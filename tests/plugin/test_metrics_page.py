@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -32,7 +33,9 @@ def emitted() -> set[str]:
     metrics = Seam(config, objective).metrics(
         RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 1, 3]))
     )
-    by_turn = GdpoConfig(credit="answer").resolve([Component(component.name, by_turn=True)])
+    by_turn = GdpoConfig(estimator=EstimatorSettings(credit="answer")).resolve(
+        [Component(component.name, by_turn=True)]
+    )
     lists = [{component.name: [1.0, value]} for value in (1.0, 0.0, 1.0)]
     rows = RewardRows(by_turn, lists, rows.keys)
     metrics |= Seam(config, by_turn).metrics(

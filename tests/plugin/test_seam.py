@@ -14,6 +14,7 @@ from omegaconf import open_dict
 from tensordict import TensorDict
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin import estimator
@@ -168,7 +169,9 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: A
         config.reward.reward_model.enable_resource_pool = False
     trainer = trainer_of(config)
     declared = [Component("format"), Component("correctness", optional=True)]
-    trainer.gdpo_seam.objective = GdpoConfig(whiten="none").resolve(declared)
+    trainer.gdpo_seam.objective = GdpoConfig(estimator=EstimatorSettings(whiten="none")).resolve(
+        declared
+    )
     trainer._compute_advantage(batch, metrics)
 
     found = [row[0] for row in advantages(queue, batch)]

@@ -151,7 +151,7 @@ def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue: Any)
     ]
     batch = put(queue, rows_of(rows))
     turns = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
-    answer = GdpoConfig(credit="answer").resolve(reward.components)  # type: ignore[attr-defined]
+    answer = turns.of_answers()
     assert set(_silent_groups(batch.keys, "train", turns, 1)) == {"d"}
     assert set(_silent_groups(batch.keys, "train", answer, 1)) == {"c", "d"}
     assert [len(mask) for mask in response_masks(batch.keys, "train")] == [3] * 4

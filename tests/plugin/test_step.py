@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import decompose
+from gdpo_verl.advantage import EstimatorSettings, decompose
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -86,7 +86,7 @@ def step_of(
             COUNTED,
             GROUPS,
             MASK,
-            whiten=config.whiten,
+            whiten=config.estimator.whiten,
             variant=config.variant,
             weights=seam.objective.weights_at(global_step),
             ranges=seam.objective.range_list,
@@ -147,8 +147,8 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"whiten": "sequence"}, {}),
-        ({"whiten": "none"}, {"gdpo/whiten_shift": 0.0}),
+        ({"estimator": EstimatorSettings(whiten="sequence")}, {}),
+        ({"estimator": EstimatorSettings(whiten="none")}, {"gdpo/whiten_shift": 0.0}),
         ({"variant": "sa_mrpo"}, {}),  # needs the ranges
         (
             {"schedule": {"format": RAMP}},
@@ -186,17 +186,17 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
     [
         ("gdpo", {}),
         ("grpo", {}),
-        ("grpo", {"whiten": "none"}),
+        ("grpo", {"estimator": EstimatorSettings(whiten="none")}),
         ("gdpo", {"variant": "sa_mrpo"}),
     ],
-    ids=str,
+    ids=["gdpo", "grpo", "grpo without whitening", "sa_mrpo"],
 )
 def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
     adv_estimator: str, settings: dict[str, Any]
 ) -> None:
     seam = seam_of(adv_estimator, **settings)
     step_of(seam)
-    whiten = settings.get("whiten")
+    whiten = seam.objective.config.estimator.whiten
     pure = {
         "gdpo_advantage": gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten),
         "grpo_advantage": grpo_advantages(COUNTED, GROUPS, MASK),

@@ -147,7 +147,7 @@ def test_more_rows_than_there_are_questions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="'train' has no rows"):
         write_dataset(tmp_path, {"train": []}, {})
     tea = Example("Tea?", [], "")
-    split = generated.split_of("Tea?")
+    split = generated.split_of_question("Tea?")
     with pytest.raises(ValueError, match=f"x: no new {split} question after 1"):
         list(generated.examples("x", split, lambda rng: tea, 0))
     assert list(tmp_path.iterdir()) == []

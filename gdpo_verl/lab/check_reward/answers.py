@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.rundir.dumps import numbered_rows
+from gdpo_verl.lab.rundir.dumps import Row, numbered_rows
+from gdpo_verl.lab.rundir.responses import Response, responses_of
 from gdpo_verl.lab.tasks.examples import Finder, example_of, truth_text
-from gdpo_verl.plugin.row_key import uid_of
 from gdpo_verl.rewards.thought import THINK
 
 GROUND_TRUTH = "ground truth"
@@ -82,7 +82,7 @@ def made_up(
     for place, (number, truth) in enumerate(zip(rows, truths, strict=True)):
         following = truths[place + 1 :] + truths[:place]
         # An equal truth, as in a task with few, would be right here, too.
-        other = next((each for each in following if each not in (None, truth)), None)
+        other = next((text for text in following if text not in (None, truth)), None)
         texts: dict[str, str] = {}
         if truth is not None:
             texts |= {kind: form.format(truth) for kind, form in FORMS.items()}
@@ -115,7 +115,7 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
       ValueError: a line is neither, or refers to no row of the data; names the line.
     """
     answers: list[CheckedAnswer] = []
-    find: Finder | None = None
+    dumped: list[tuple[int, Row]] = []
     for number, line in numbered_rows(path):
         where = f"--answers {path}, line {number}"
         if line is None:
@@ -132,23 +132,32 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
                 )
             answers.append(CheckedAnswer(row, path.name, line["answer"], row))
         elif isinstance(line.get("output"), str) and "input" in line and "gts" in line:
-            if find is None:  # only now: it tokenizes every row's prompt
-                rows = (dataset[number] for number in range(len(dataset)))
-                find = Finder([example_of(row, prompt="raw_prompt") for row in rows])
-            place = find(line, by_truth_alone=False)
-            if place is None:
-                raise ValueError(
-                    f"{where}: no row of data.train_files has this line's ground truth and prompt. "
-                    "Give the files from which the dump was made with --data, for a validation "
-                    "dump data.val_files."
-                )
-            group = uid_of(str(line.get("uid", place)))
-            answers.append(CheckedAnswer(place, path.name, line["output"], group))
+            dumped.append((number, line))
         else:
             raise ValueError(
                 f'{where}: expected {{"index": row, "answer": text}} or a line of a rollout dump '
                 f"of verl's (input, output, gts), found the keys {sorted(line)}"
             )
+    if dumped:
+        answers += _from_dump(responses_of(dumped, path), dataset)
     if not answers:
         raise ValueError(f"--answers {path}: expected JSON lines, found none")
     return answers
+
+
+def _from_dump(
+    responses: Sequence[Response], dataset: Sequence[Mapping[str, Any]]
+) -> Iterator[CheckedAnswer]:
+    rows = (dataset[number] for number in range(len(dataset)))
+    find = Finder([example_of(row, prompt="raw_prompt") for row in rows])
+    for response in responses:
+        line = {"input": response.prompt, "gts": response.row["gts"]}
+        place = find(line, by_truth_alone=False)
+        if place is None:
+            raise ValueError(
+                f"--answers {response.place}: no row of data.train_files has this line's ground "
+                "truth and prompt. Give the files from which the dump was made with --data, for a "
+                "validation dump data.val_files."
+            )
+        group: Hashable = response.group if "uid" in response.row else place
+        yield CheckedAnswer(place, response.file.name, response.text, group)

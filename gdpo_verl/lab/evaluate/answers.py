@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 import pyarrow.parquet as pq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
+from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.run.composition import named
-from gdpo_verl.lab.rundir.dumps import numbered_rows, session_of, step_files
+from gdpo_verl.lab.rundir.dumps import Row, numbered_rows, shorten, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
-from gdpo_verl.lab.rundir.run import read_settings
+from gdpo_verl.lab.rundir.responses import Response, responses_of
+from gdpo_verl.lab.rundir.run import select, settings_with
 from gdpo_verl.lab.rundir.trust import foreign_code
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
 from gdpo_verl.plugin.reward_function import declared_reward
@@ -94,41 +97,59 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
     """
     dump = find_dump(path)
     file = dump.parent.parent / CONFIG
-    config = read_settings(file) if file.is_file() else DictConfig({})
+    config = DictConfig({})
+    if file.is_file():
+        config = settings_with(file, "algorithm", "data", "reward")
     questions = [] if by_text else questions_of(config)
     highest = _highest(config, trust=trust)
-    find = Finder(questions)
+    asked = _Questions(questions)
     sources: dict[str, str] = {}
     answers: dict[str, list[dict[str, float | None]]] = defaultdict(list)
     errors: Counter[str] = Counter()
-    sessions: set[tuple[str, int] | None] = set()
-    for number, line in numbered_rows(dump):
-        if line is None or not {"input", "output", "gts", "score"} <= line.keys():
-            raise ValueError(
-                f"{dump}, line {number}: expected a response of verl's validation dump (input, "
-                "output, gts, score), found something else. The file may be incomplete"
-            )
-        # A session may have several outputs: the first begins with the question, and each has the
-        # rewards of the session.
-        session = session_of(line)
-        if session in sessions:
-            continue
-        if session is not None:
-            sessions.add(session)
-        place = find(line)
-        if place is None:
-            key = digest([line["input"], truth_text(line["gts"])])
-            sources[key] = ""
-        else:
-            key = questions[place].key
-            sources[key] = questions[place].source
-        answers[key].append(_values(line, highest))
-        code = line.get(PARSE_ERROR)
+    for response in responses_of(_rows(dump), dump):
+        key, source = asked.of(response)
+        sources[key] = source
+        answers[key].append(_values(response, highest))
+        code = response.row.get(PARSE_ERROR)
         if isinstance(code, int) and code:
             errors[ParseError(code).name if code in set(ParseError) else str(code)] += 1
     if not answers:
         raise ValueError(f"{dump}: expected a line for each response, found none")
     return Evaluation(dump, config, questions, sources, answers, highest or {}, errors)
+
+
+def _rows(dump: Path) -> Iterator[tuple[int, Row]]:
+    for number, row in numbered_rows(dump):
+        if row is None or not {"input", "output", "gts", "score"} <= row.keys():
+            raise ValueError(
+                f"{dump}, line {number}: expected a response of verl's validation dump (input, "
+                "output, gts, score), found something else. The file may be incomplete"
+            )
+        yield number, row
+
+
+class _Questions:
+    """Finds the question that a response answers."""
+
+    def __init__(self, questions: Sequence[Example]) -> None:
+        self.questions = questions
+        self.find = Finder(questions)
+        # Of equal questions the groups of the responses, which are theirs in turn.
+        self.groups: dict[tuple[int, ...], dict[str, int]] = defaultdict(dict)
+
+    def of(self, response: Response) -> tuple[str, str]:
+        """Return the key and the data source of a response's question; "" where it is not known."""
+        line = {"input": response.prompt, "gts": response.row["gts"]}
+        numbers = self.find.fitting(line)
+        source = response.row.get("data_source")
+        same = [number for number in numbers if self.questions[number].source == source]
+        numbers = same or numbers
+        if not numbers:
+            return digest([line["input"], truth_text(line["gts"])]), ""
+        groups = self.groups[tuple(numbers)]
+        place = groups.setdefault(response.group, len(groups))
+        question = self.questions[numbers[place % len(numbers)]]
+        return question.key, question.source
 
 
 def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Example]:
@@ -141,31 +162,41 @@ def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Exampl
             )
             for number, row in enumerate(rows.to_pylist()):
                 questions.append(example_of(row, place=f"{file} row {number}"))
-    except (OSError, ValueError, TypeError, KeyError):  # Arrow's own are ValueErrors
+    # Arrow's own are ValueErrors.
+    except (OSError, ValueError, TypeError, KeyError, OmegaConfBaseException):
         return []
     return questions
 
 
 def _values(
-    line: Mapping[str, Any], highest: Mapping[str, float | None] | None
+    response: Response, highest: Mapping[str, float | None] | None
 ) -> dict[str, float | None]:
-    """Return a line's measures: the declared components, or else every number; and the score."""
+    """Return a response's measures: the declared components, or else every number; and the score.
+
+    Raises:
+      ValueError: a value is not a number; names file and line.
+    """
+    row = response.row
     if highest is None:
         kinds = (int, float, list, NoneType)
-        measures = [name for name, value in line.items() if isinstance(value, kinds)]
+        measures = [name for name, value in row.items() if isinstance(value, kinds)]
         names = [name for name in measures if name not in (*RESERVED, PARSE_ERROR)]
     else:
-        names = [name for name in highest if name in line]
-    return {name: _number(line[name]) for name in [*names, "score"]}
+        names = [name for name in highest if name in row]
+    return {name: _number(row[name], name, response.place) for name in [*names, "score"]}
 
 
-def _number(value: Any) -> float | None:
-    """Return a measure's value, of a list of turns the sum; None where there is no number."""
+def _number(value: Any, name: str, place: str) -> float | None:
+    """Return a measure's value, of a list of turns the sum; None where it is not scored."""
     if isinstance(value, list) and value:
-        parts = [_number(part) for part in value]
+        parts = [_number(part, name, place) for part in value]
         return None if None in parts else math.fsum(part for part in parts if part is not None)
-    if not isinstance(value, (int, float)) or math.isnan(value):
+    if value is None or value != value or value == []:
         return None
+    if not is_number(value) and not isinstance(value, bool):
+        raise ValueError(
+            f"{place}: expected a finite number for {name!r}, found {shorten(repr(value), 40)}"
+        )
     return float(value)
 
 
@@ -181,7 +212,8 @@ def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | No
         if trust or not foreign_code({"reward": plain(config.reward)}):
             for each in declared_reward(config):
                 declared[each.name] = None if each.by_turn else each.high
-    except (ValueError, ModuleNotFoundError):  # written on another machine
+    # Written on another machine, or by another program.
+    except (ValueError, ModuleNotFoundError, AttributeError, OmegaConfBaseException):
         return None
-    keys = OmegaConf.select(config, "algorithm.gdpo_reward_keys", default=None)
+    keys = select(config, "algorithm.gdpo_reward_keys")
     return declared or (dict.fromkeys(keys) if keys else None)

@@ -12,10 +12,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.evaluate.answers import Evaluation
+from gdpo_verl.lab.rundir.run import select
 
 FEW = 30
 """Questions below which a bootstrap interval tends to be too narrow."""
@@ -142,7 +141,7 @@ def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:
         yield f"no config.yaml, so settings are not compared: {', '.join(unknown)}"
     known = [each.config for each in everyone if each.config]
     for key in SETTINGS:
-        found = [str(OmegaConf.select(config, key)) for config in known]
+        found = [str(select(config, key)) for config in known]
         distinct = list(dict.fromkeys(found))
         if len(distinct) > 1:
             yield f"CAUTION: not the same {key}: {', '.join(distinct)}"

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gdpo_verl.lab.evaluate.answers import Evaluation
-from gdpo_verl.lab.evaluate.intervals import mean_interval, pass_at_k
+from gdpo_verl.lab.statistics import mean_interval, pass_at_k
 from gdpo_verl.lab.text import columns
 
 ALL = "all"

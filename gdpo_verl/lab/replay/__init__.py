@@ -25,21 +25,18 @@ from gdpo_verl.lab.replay.advice import Verdict, advise
 from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
-    ESTIMATORS,
     Overrides,
-    Setting,
     asked_setting,
-    grpo_of_score,
     parse_overrides,
-    recorded_batches,
     with_overrides,
 )
-from gdpo_verl.lab.replay.sources import Batch, Source
+from gdpo_verl.lab.rundir.responses import Batch
+from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting, grpo_of_score, recorded_setting
+from gdpo_verl.lab.rundir.source import Source
 
 CHANGED_MOST = 10
 # The sign of a smaller advantage comes from rounding.
 _NO_SIGN = 1e-9
-_TEXTS = ("prompt", "output")
 
 
 @dataclass
@@ -72,6 +69,7 @@ def replay(
     overrides: Sequence[str] = (),
     *,
     group: str = "",
+    text: str = "",
     components: Sequence[str] = (),
     function: str | None = None,
     tokenizer: str | None = None,
@@ -84,7 +82,8 @@ def replay(
     Args:
       where: runs, folders of dumps, files of rows.
       overrides: settings of `algorithm`, as in a training command.
-      group, components: the columns of a table with other names; empty where they are not named.
+      group, text, components: the columns of a table with other names; empty where they are not
+        named.
       function: FILE:NAME of a reward function that scores the responses anew.
       tokenizer: counts tokens where the rows hold no counts.
       rows_file: gets a line of JSON for each response.
@@ -112,6 +111,7 @@ def replay(
             source = Source(
                 path,
                 group=group,
+                text=text,
                 named=components,
                 keys=with_overrides({}, settings).get("gdpo_reward_keys") or (),
                 scorer=scorer,
@@ -142,8 +142,9 @@ def _replay_source(
     if result.asked.named_outcome:
         check_component("--outcome", result.asked.named_outcome, asked.objective.keys)
     source.notes += _about(source)
+    recorded = recorded_setting(source, asked.objective)
     steps = set()
-    for batch, recorded in recorded_batches(source, asked):
+    for batch in source.batches():
         for figures, setting in ((result.recorded, recorded), (result.asked, asked)):
             if figures.settings and figures.keys != setting.objective.keys:
                 raise ValueError(
@@ -151,11 +152,7 @@ def _replay_source(
                     f"{result.where[0]}, found {list(setting.objective.keys)}"
                 )
         steps.add(batch.step)
-        entries = _compare(result, source, batch, recorded, asked)
-        if out:
-            out.writelines(
-                json.dumps(each, ensure_ascii=False, default=str) + "\n" for each in entries
-            )
+        _compare(result, source, batch, recorded, asked, out)
     if not steps:
         raise ValueError(f"{source.path}: no complete step to replay. {'; '.join(source.notes)}")
     result.steps += len(steps)
@@ -181,13 +178,14 @@ def _about(source: Source) -> Iterator[str]:
 
 
 def _compare(
-    result: Replay, source: Source, batch: Batch, recorded: Setting, asked: Setting
-) -> list[dict[str, Any]]:
-    """Add a batch to the figures, and compare the advantages of its responses.
-
-    Returns:
-      an entry for each response, for `--rows`.
-    """
+    result: Replay,
+    source: Source,
+    batch: Batch,
+    recorded: Setting,
+    asked: Setting,
+    out: TextIO | None,
+) -> None:
+    """Add a batch to the figures, and compare the advantages of its responses."""
     decomposition = asked.decompose(batch)
     after = asked.advantage(decomposition, batch)
     result.asked.add(asked, decomposition, after)
@@ -207,21 +205,36 @@ def _compare(
         members[group].append(row)
     for rows in members.values():
         result.order_changes += levels(before[rows].tolist()) != levels(after[rows].tolist())
-    advantages = zip(batch.answers, before.tolist(), after.tolist(), strict=True)
-    entries = [
-        answer.entry | {"step": batch.step, "recorded": one, "asked": other}
-        for answer, one, other in advantages
-    ]
-    changed = [entry for entry in entries if _change_of(entry) > DISTINCT_TOLERANCE]
-    changed = [*result.changed_most, *changed]
+    change, order = (after - before).abs().sort(descending=True, stable=True)
+    largest_changes = order[change > DISTINCT_TOLERANCE][:CHANGED_MOST].tolist()
+    changed = list(result.changed_most)
+    for row in largest_changes:
+        response = batch.responses[row]
+        texts = {"prompt": response.prompt, "output": str(response.text or "")}
+        changed.append(_entry(source, batch, row, before, after) | texts)
     result.changed_most = heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
-    lines = []
-    for entry, known in zip(entries, is_stored.tolist(), strict=True):
-        line = {key: value for key, value in entry.items() if key not in _TEXTS}
-        if not known:
-            line["recorded"] = None
-        lines.append(line)
-    return lines
+    if out:
+        for row, known in enumerate(is_stored.tolist()):
+            line = _entry(source, batch, row, before, after)
+            if not known:
+                line["recorded"] = None
+            out.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+
+
+def _entry(source: Source, batch: Batch, row: int, before: Tensor, after: Tensor) -> dict[str, Any]:
+    """Return a response's place, components and advantages, as JSON holds them."""
+    response = batch.responses[row]
+    rewards = batch.rewards[row]
+    names = [each.name for each in source.components if each.name in rewards]
+    return {
+        "file": str(response.file),
+        "line": response.line,
+        "group": response.group,
+        "components": {name: rewards[name] for name in names},
+        "step": batch.step,
+        "recorded": float(before[row]),
+        "asked": float(after[row]),
+    }
 
 
 def _recorded(

@@ -13,7 +13,8 @@ import numpy as np
 
 from gdpo_verl.advantage.checks import EPSILON
 from gdpo_verl.lab.overrides import override
-from gdpo_verl.lab.replay.figures import Array, Figures, divided, interval
+from gdpo_verl.lab.replay.figures import Array, Figures, divided
+from gdpo_verl.lab.statistics import interval_of_draws as interval
 
 MOST = 5
 # Advice needs this many groups, and a component that varies in this many of them.
@@ -261,10 +262,10 @@ def influence_of(found: Figures, weights: Array) -> Array:
     if found.setting.estimator == "gdpo":
         influence: Array = products.sum(axis=0) @ weights
         return influence
-    size = found.by_group["size"][:, None]
+    size = found.table.size.numpy()[:, None]
     deviations = found.by_group["std"] / size * weights
     per_group = np.einsum("gkl,gl->gk", products, deviations)
-    if found.setting.objective.config.scale:
+    if found.setting.objective.config.estimator.scale:
         squares = np.einsum("gk,gk->g", per_group, deviations)
         variance = divided(squares, found.by_group["live"] - 1)
         std = np.sqrt(np.maximum(variance, 0))[:, None]
@@ -283,7 +284,7 @@ def _whitening_gain(found: Figures) -> Iterator[Advice]:
     value, low, high = interval(divided(np.array(1.0), np.sqrt(np.maximum(variance, 0))))
     text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
     if low > LARGE_GAIN:
-        dead = float((found.by_group["varies"].max(axis=1) == 0).mean())
+        dead = 1 - float(found.table.varies.any(dim=1).double().mean())
         yield Advice(
             override("algorithm.gdpo.whiten", "none"),
             f"whitening multiplies every advantage by {text}, because {dead:.0%} of the groups are "

@@ -6,7 +6,6 @@ Of each response 2 x K numbers are kept, of each group K numbers of each kind an
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,12 +20,10 @@ from gdpo_verl.advantage import Decomposition
 from gdpo_verl.advantage.groups import Groups
 from gdpo_verl.config import Objective
 from gdpo_verl.diagnostics import influence_terms
-from gdpo_verl.lab.replay.settings import Setting
+from gdpo_verl.lab.rundir.responses import GroupTable
+from gdpo_verl.lab.rundir.settings import Setting
+from gdpo_verl.lab.statistics import draws_of_groups
 
-# Intervals hold 95 % of this many draws of the groups, the same ones each time.
-DRAWS = 400
-# More groups than these are drawn in as many lots.
-_LOTS = 4096
 Array: TypeAlias = Any  # numpy's, of float64
 
 
@@ -56,6 +53,7 @@ class Figures:
     known: bool = True
     settings: list[Setting] = field(default_factory=list)
     _parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _tables: list[GroupTable] = field(default_factory=list)
     # Of each batch its groups, rewards and positive terms.
     _batches: list[tuple[Groups, Tensor, Tensor]] = field(default_factory=list)
 
@@ -131,12 +129,10 @@ class Figures:
         terms = torch.where(live[:, None], setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
         self._batches.append((groups, raw, paid))
+        self._tables.append(GroupTable.of(spread, groups))
         combined = decomposition.combined.nan_to_num(0.0)
         rows = {
-            "size": torch.ones_like(live),
             "live": live,
-            "scored": decomposition.scored,
-            "varies": spread.group_varies,
             "std": torch.where(spread.group_varies, spread.std, 0.0),
             "share": terms.abs(),
             "paid": paid,
@@ -164,46 +160,42 @@ class Figures:
             self._add_sums("missed", groups, paid[:, :, None] * fails[:, None, :])
         return {name: torch.cat(each).numpy() for name, each in self._parts.items()}
 
+    @cached_property
+    def table(self) -> GroupTable:
+        """What varies in each group of all batches."""
+        return GroupTable.together(self._tables)
+
     @property
     def groups(self) -> int:
         """Groups of all batches."""
-        return len(self.by_group["size"])
+        return len(self.table.size)
 
     @property
     def several(self) -> int:
         """Groups of several responses."""
-        return int((self.by_group["size"] > 1).sum())
+        return int((self.table.size > 1).sum())
 
     @property
     def dead(self) -> int:
         """Groups of several responses in which all components are constant."""
-        constant = self.by_group["varies"].max(axis=1) == 0
-        return int((constant & (self.by_group["size"] > 1) & (self.by_group["scored"] > 0)).sum())
+        return int(self.table.dead.sum())
 
     @cached_property
     def varying(self) -> list[int]:
         """The number of groups in which each component varies."""
-        counts: list[int] = (self.by_group["varies"] > 0).sum(axis=0).tolist()
+        counts: list[int] = self.table.varies.sum(dim=0).tolist()
         return counts
 
     @cached_property
     def passed(self) -> dict[str, int]:
         """The number of groups in which a response passes each component."""
-        passes = self.by_group["failed"] < self.by_group["size"][:, None]
+        passes = self.by_group["failed"] < self.table.size.numpy()[:, None]
         return dict(zip(self.keys, passes.sum(axis=0).tolist(), strict=True))
 
     @cached_property
     def sums(self) -> dict[str, Array]:
         """Each kind of sum over all groups, then over each draw of as many: (1 + DRAWS, …)."""
-        lots = min(self.groups, _LOTS)
-        counts = np.random.default_rng(0).multinomial(lots, np.full(lots, 1 / lots), DRAWS)
-        counts = np.concatenate([np.ones((1, lots)), counts])
-        found = {}
-        for name, values in self.by_group.items():
-            in_lots = np.zeros((lots, *values.shape[1:]))
-            np.add.at(in_lots, np.arange(self.groups) % lots, values)
-            found[name] = np.tensordot(counts, in_lots, axes=1)
-        return found
+        return draws_of_groups(self.by_group)
 
     @cached_property
     def misses(self) -> Array:
@@ -239,12 +231,3 @@ def divided(numerator: Array, denominator: Array) -> Array:
     shape = np.broadcast_shapes(numerator.shape, denominator.shape)
     out = np.full(shape, np.nan)
     return np.divide(numerator, denominator, out=out, where=np.abs(denominator) > 1e-12)
-
-
-def interval(values: Array) -> tuple[float, float, float]:
-    """Return a statistic of all groups, and the ends of its 95 % interval."""
-    with warnings.catch_warnings():
-        # A component that is in no draw is NaN.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return float(values[0]), float(low), float(high)

@@ -99,8 +99,8 @@ def reproduction(result: Replay) -> str:
     return (
         f"DOES NOT REPRODUCE: recorded and computed advantages differ by up to "
         f"{result.reproduces:.1g}. The responses were trained under other settings (TRL logs no "
-        "reward_weights; state them as algorithm.gdpo_reward_weights), or some responses of a "
-        "batch are missing."
+        "reward_weights; state them as algorithm.gdpo_reward_weights), some responses of a batch "
+        "are missing, or groups with equal prompts count as one (name their column with --group)."
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from gdpo_verl.config.components import Component
+from gdpo_verl.lab.rundir.source import TokenCounter
 from gdpo_verl.rewards.thought import opened_thought
 from gdpo_verl.sandbox.child_process import ChildProcess
 
-TokenCounter: TypeAlias = Callable[[Mapping[str, Any]], int]
 SECONDS = 60.0
 _LOAD_SECONDS = 300.0
 # The columns of each argument of a reward function but the answer.
@@ -48,7 +48,7 @@ class StoredAnswerScorer:
         }
         # Our manager puts the thought that the prompt opened in front of the answer.
         opening = opened_thought(str(row.get("input", "")))
-        arguments["solution_str"] = opening + str(row.get("output") or "")
+        arguments["solution_str"] = opening + str(row["output"])
         result: dict[str, Any] = self._ask(arguments, f"{where}: {self.function}", SECONDS)
         return result
 
@@ -74,4 +74,4 @@ def token_counter(model: str) -> TokenCounter:
 
     tokenizer = tokenizer_of(model, "--tokenizer")
     # The dump holds no end token, which the training run counted.
-    return lambda row: 1 + len(tokenizer.encode(str(row.get("output")), add_special_tokens=False))
+    return lambda text: 1 + len(tokenizer.encode(text, add_special_tokens=False))

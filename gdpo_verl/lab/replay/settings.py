@@ -1,119 +1,20 @@
-"""The settings that a source was made with, and those asked for, as in a training command."""
+"""The settings that are asked for, as overrides of `algorithm` in a training command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigTypeError
-from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, Turns, group_normalize
-from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.config.parsing import refuse_unused
 from gdpo_verl.config.wording import VERL
-from gdpo_verl.lab.replay.sources import Batch, Source
 from gdpo_verl.lab.rundir.run import as_settings
-from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
+from gdpo_verl.lab.rundir.settings import Setting, recorded_algorithm, setting_of
+from gdpo_verl.lab.rundir.source import Source
 
 Overrides: TypeAlias = Sequence[tuple[str, Any]]
-ESTIMATORS = ("gdpo", "grpo")
-# What TRL's `GRPOTrainer` may have computed: GRPO with or without the deviation, or GDPO.
-_TRLS: list[dict[str, Any]] = [
-    {"adv_estimator": "grpo", "gdpo": {"epsilon": 1e-4}},
-    {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
-    {"adv_estimator": "gdpo", "gdpo": {"epsilon": 1e-4, "whiten": "sequence"}},
-    {"adv_estimator": "gdpo"},
-]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An estimator with its components and settings.
-
-    Attributes:
-      objective: components, weights, conditions, variant.
-      estimator: `gdpo` or `grpo`, as `algorithm.adv_estimator`.
-    """
-
-    objective: Objective
-    estimator: str
-
-    @property
-    def name(self) -> str:
-        """The estimator or its variant, for people."""
-        variant = self.objective.config.chosen_variant.name
-        return variant if self.estimator == "gdpo" else self.estimator
-
-    @property
-    def whiten(self) -> str:
-        """The unit of the whitening: `token`, `sequence` or `none`."""
-        config = self.objective.config
-        return config.whiten or config.chosen_variant.whiten
-
-    @property
-    def column(self) -> str:
-        """The column of our dumps that holds the advantage."""
-        return f"{self.name}{ADVANTAGE}"
-
-    def decompose(self, batch: Batch) -> Decomposition:
-        """Decompose a batch under these settings; ValueError names file and line."""
-        tokens = batch.numbers(TOKENS)
-        uncounted = tokens.isnan()
-        if self.whiten == "token" and bool(uncounted.any()):
-            row = int(uncounted.nonzero()[0])
-            raise ValueError(f"{batch.places[row]}: expected {TOKENS}, found none")
-        raw = self._read(batch, tokens)
-        # Without token counts every response has the same weight.
-        counts = tokens.nan_to_num(1.0)
-        return self.objective.decompose(raw, batch.groups, counts, batch.step)
-
-    def _read(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """Return the components of a batch: shape (B, K).
-
-        A derived component that the rows hold is read; another one is computed.
-        """
-        infos = batch.infos
-        config = self.objective.config
-        held = {key for info in infos for key in info}
-        derived = {name: each for name, each in config.derived.items() if name not in held}
-        objective = replace(self.objective, config=replace(config, derived=derived))
-        raw = read_components(infos, objective, batch.places)
-        lengths = [None if count != count else int(count) for count in tokens.tolist()]
-        return objective.with_derived(raw, infos, lengths, batch.groups)
-
-    def advantage(self, decomposition: Decomposition, batch: Batch | None = None) -> Tensor:
-        """Return the final advantage, per turn its mean over a response's tokens: shape (B,).
-
-        Args:
-          batch: the batch that was decomposed; without it no credit is given per turn.
-
-        Raises:
-          ValueError: the token counts of a response's turns are unknown; names file and line.
-        """
-        if self.estimator != "gdpo":
-            return decomposition.grpo
-        if batch is None or not self.objective.credits_turns:
-            return decomposition.advantage
-        column = f"{TOKENS}{BY_TURN}"
-        tokens: list[Any] = [each.row.get(column) for each in batch.answers]
-        for place, counts in zip(batch.places, tokens, strict=True):
-            if counts is None:
-                raise ValueError(
-                    f"{place}: expected {column}, found none. Set algorithm.gdpo.credit=answer"
-                )
-        turns = Turns.of(tokens)
-        lists = turn_lists(batch.infos, self.objective, batch.places)
-        by_turn = decompose_by_turn(decomposition, lists, self.objective, batch.places, turns)
-        return by_turn.advantage
-
-    def terms(self, decomposition: Decomposition) -> Tensor:
-        """Return the terms whose sum is the advantage before whitening: shape (B, K)."""
-        return decomposition.terms if self.estimator == "gdpo" else decomposition.grpo_terms
 
 
 def parse_overrides(overrides: Sequence[str]) -> Overrides:
@@ -167,94 +68,8 @@ def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
     return algorithm
 
 
-def recorded_batches(source: Source, asked: Setting) -> Iterator[tuple[Batch, Setting]]:
-    """Yield each batch of a source with the settings that it was made with.
-
-    A run has its own settings, a dump of stock verl has GRPO's defaults, and completions of TRL's
-    `GRPOTrainer` have those settings that give the advantages of the first batch.
-    """
-    recorded = setting_of(recorded_algorithm(source), source)
-    for number, batch in enumerate(source.batches()):
-        if source.is_trls and source.algorithm is None and number == 0:
-            recorded = _closest_of_trl(source, batch, asked.objective)
-        yield batch, recorded
-
-
-def recorded_algorithm(source: Source) -> dict[str, Any]:
-    """Return the settings that a source was made with: its own, else GRPO's defaults."""
-    algorithm = dict(source.algorithm or {})
-    if algorithm.get("adv_estimator") not in ESTIMATORS:
-        known = source.is_ours and source.algorithm is None
-        algorithm["adv_estimator"] = "gdpo" if known else "grpo"
-    return algorithm
-
-
 def asked_setting(source: Source, overrides: Overrides) -> Setting:
     """Return the settings asked for: the overrides, applied to a run's own or to GDPO's."""
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
     merged = OmegaConf.to_container(with_overrides(base, overrides), resolve=False)
     return setting_of(as_settings(merged), source)
-
-
-def setting_of(algorithm: Any, source: Source) -> Setting:
-    """Return the settings of an `algorithm` node, a dict or OmegaConf's, for a source.
-
-    Raises:
-      ValueError: names the key.
-    """
-    estimator = algorithm.get("adv_estimator", ESTIMATORS[0])
-    if estimator not in ESTIMATORS:
-        raise ValueError(
-            f"algorithm.adv_estimator: expected one of {list(ESTIMATORS)}, whose advantages follow "
-            f"from rewards alone, found {estimator!r}"
-        )
-    config = GdpoConfig.from_algorithm(algorithm)
-    over = config.whiten or config.chosen_variant.whiten
-    if over == "token" and not source.counts_tokens:
-        config = replace(config, whiten="sequence")
-    # The rows hold the derived components of their run, which no reward function returned.
-    components = [each for each in source.components if each.name not in config.derived]
-    returned = [each.name for each in components]
-    if config.reward_keys is not None:
-        components = [each for each in components if each.name in config.reward_keys]
-    return Setting(config.resolve(components, returned), str(estimator))
-
-
-def _closest_of_trl(source: Source, batch: Batch, asked: Objective) -> Setting:
-    """Return the settings of TRL's trainer that give the logged advantages of a batch.
-
-    TRL logs no weights: either all are 1, or they are those that are asked for.
-    """
-    logged = batch.numbers("advantage")
-    weights = {"gdpo_reward_weights": dict(zip(asked.keys, asked.weights, strict=True))}
-
-    def difference(setting: Setting) -> float:
-        found = setting.advantage(setting.decompose(batch), batch)
-        return float((found - logged).abs().nan_to_num(0.0).max())
-
-    algorithms = [*_TRLS, *(each | weights for each in _TRLS)]
-    return min([setting_of(each, source) for each in algorithms], key=difference)
-
-
-def grpo_of_score(
-    setting: Setting, score: Tensor, decomposition: Decomposition
-) -> tuple[Tensor, Decomposition | None]:
-    """Return GRPO's advantage of the dumped score, and the components with its weights.
-
-    With these weights the components add up to the score within groups. The second value is None
-    where no weights do.
-
-    Args:
-      score: float64, shape (B,), in reward units.
-    """
-    config = setting.objective.config
-    groups = decomposition.groups
-    normal = group_normalize(score[:, None], groups, epsilon=config.epsilon, scale=config.scale)
-    components = group_normalize(decomposition.rewards.nan_to_num(0.0), groups, scale=False)
-    target = group_normalize(score[:, None], groups, scale=False)
-    weights = torch.linalg.lstsq(components, target, driver="gelsd").solution
-    error = (components @ weights - target).abs().max()
-    advantage = normal[:, 0].nan_to_num(0.0)
-    if bool(error > 1e-5 * target.abs().max().clamp(min=1.0)):
-        return advantage, None
-    return advantage, replace(decomposition, weights=weights[:, 0])

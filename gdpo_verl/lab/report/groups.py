@@ -15,16 +15,14 @@ from gdpo_verl.distinct import levels
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
-    Row,
+    complete_rows,
     evenly_spaced,
-    group_of,
-    is_padding,
-    numbered_rows,
     reward_of,
     short_prompt,
     shorten,
     variant_of,
 )
+from gdpo_verl.lab.rundir.responses import GroupTable, Response, responses_of
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its
@@ -51,10 +49,15 @@ class RewardPattern:
 
 @dataclass(frozen=True)
 class DumpSummary:
-    """A dump, read once."""
+    """A dump, read once.
 
-    rows: int  # those that could be read
-    groups: int  # those with a scored component; padding is left out
+    Where a row is incomplete, nothing is counted: a group whose responses are not all known may be
+    dead or collapsed, or not.
+    """
+
+    responses: int
+    complete: bool  # no row is incomplete
+    groups: int  # those with a scored component
     dead: Mapping[Vector, int]  # groups in which nothing varies, by the rewards of their responses
     dead_prompt: str  # the end of the prompt of one of them
     compared: int  # groups of which both advantages were dumped
@@ -95,27 +98,29 @@ def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> lis
 
 
 class _Group:
-    """The rollouts of one prompt.
+    """The responses to one prompt.
 
     Attributes:
       prompt: of all.
       keys: the names of the rewards.
       vectors: the rewards of each.
-      values: of each reward those that it gave.
+      scored, constant: for each reward, whether a response has it, and whether all have one value.
+      dead: all rewards are constant, and there are several responses.
       pairs: the advantages of each, by GDPO and by GRPO; None where one was not dumped.
-      compared: each rollout has both advantages.
-      collapsed: the rollouts that GRPO takes for equal to others, and GDPO does not.
-      collapsed_by_gdpo: GDPO takes some for equal that GRPO does not.
+      compared: each response has both advantages.
+      collapsed: the responses that GRPO treats as equal to others, and GDPO does not.
+      collapsed_by_gdpo: GDPO treats some as equal that GRPO does not.
     """
 
-    def __init__(self, members: Sequence[Row], keys: Sequence[str]) -> None:
+    def __init__(self, members: Sequence[Response], keys: Sequence[str]) -> None:
         self.members = members
-        self.prompt = str(members[0].get("input", ""))
+        self.prompt = members[0].prompt
         self.keys = keys
-        self.vectors = [reward_vector(row, keys) for row in members]
-        columns = zip(*self.vectors, strict=True)
-        self.values = [{value for value in each if value is not None} for each in columns]
-        self.pairs = [reward_vector(row, ADVANTAGES) for row in members]
+        self.vectors = [reward_vector(each.row, keys) for each in members]
+        self.scored: Sequence[bool] = ()
+        self.constant: Sequence[bool] = ()
+        self.dead = False
+        self.pairs = [reward_vector(each.row, ADVANTAGES) for each in members]
         known = [pair for pair in self.pairs if None not in pair]
         self.compared = bool(keys) and len(known) == len(members)
         self.gdpo: Sequence[float] = ()
@@ -127,18 +132,10 @@ class _Group:
         self.collapsed_by_gdpo = any(ties_split_elsewhere(self.gdpo, self.grpo))
 
     @property
-    def scored(self) -> bool:
-        return any(self.values)
-
-    @property
-    def dead(self) -> bool:
-        """Nothing varies; a rollout alone has nothing that it could differ from."""
-        return self.scored and len(self.members) > 1 and max(map(len, self.values)) == 1
-
-    @property
     def anyone(self) -> Vector:
-        """A value of each reward; None where it gave none."""
-        return tuple(next(iter(each), None) for each in self.values)
+        """A value of each reward; None where no response has it."""
+        columns = zip(*self.vectors, strict=True)
+        return tuple(_first_known(column) for column in columns)
 
     @property
     def patterns(self) -> tuple[RewardPattern, ...]:
@@ -159,96 +156,126 @@ class _Group:
         )
 
 
+def _first_known(values: Sequence[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Group]:
+    """Return the groups, each of one mini-batch, with what varies in them.
+
+    First come those with the most that GRPO treats as equal, then an order that knows no score.
+    """
+    members: dict[tuple[float, str], list[Response]] = {}
+    for response in responses:
+        members.setdefault((response.mini_batch, response.group), []).append(response)
+    groups = [_Group(each, keys) for each in members.values()]
+    # In the order of the groups.
+    vectors = [vector for group in groups for vector in group.vectors]
+    places = [place for place, group in enumerate(groups) for _ in group.members]
+    table = GroupTable.of_rewards(vectors, len(keys), places)
+    columns = zip(table.scored.tolist(), table.constant.tolist(), table.dead.tolist(), strict=True)
+    for group, (scored, constant, dead) in zip(groups, columns, strict=True):
+        group.scored = scored
+        group.constant = constant
+        group.dead = dead
+    groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
+    return groups
+
+
+def _numbers_of(responses: Sequence[Response]) -> list[str]:
+    """Return the columns of numbers of a dump without components, such as the score."""
+    row = responses[0].row if responses else {}
+    _, variant = variant_of(row)
+    others = (*_NO_SCORES, *ADVANTAGES, variant)
+    return [key for key, value in row.items() if reward_of(value) is not None and key not in others]
+
+
 @lru_cache(maxsize=4096)
 def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
     # Time and size are there for the cache, which else would answer from before the last change.
+    broken: list[int] = []
+    responses = responses_of(complete_rows(path, broken, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
-    broken: list[int] = []
-    members: dict[tuple[str, str], list[Row]] = {}
-    rows = 0
-    for line, row in numbered_rows(path, DUMP_BYTES):
-        if row is None:
-            broken.append(line)
-            continue
-        rows += 1
-        if not is_padding(row):
-            members.setdefault(group_of(row), []).append(row)
     if size > DUMP_BYTES:
         notes.append(
             f"{name} has {size / 2**20:,.0f} MiB: only its first {DUMP_BYTES >> 20} MiB were read, "
             "which may cut its last group."
         )
-    elif broken:  # a file that is not read to its end ends within a line
+        broken = []  # a file that is not read to its end ends within a line
+    elif broken:
         notes.append(
-            f"{name}: {len(broken)} lines are not complete rows (the first is line {broken[0]})."
+            f"{name}: {len(broken)} lines are not complete rows (the first is line {broken[0]}). "
+            "Its responses are shown, and its groups are not counted."
         )
-    groups = [_Group(each, components) for each in members.values()]
-    # Those with the most that GRPO takes for equal, then in an order that knows no score.
-    groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
-    dead = [group for group in groups if group.dead]
+    groups = _groups_of(responses, components)
+    counted = [group for group in groups if any(group.scored) and not broken]
+    if not any(any(group.scored) for group in groups):
+        groups = _groups_of(responses, _numbers_of(responses))
+    dead = [group for group in counted if group.dead]
     shown: list[dict[str, Any]] = []
     used = 0
     for group in groups:
-        found = _shown_group(group)
+        found = _shown_group(group, components)
         texts = [found["prompt"], found["expected"], *(row["text"] for row in found["rows"])]
         used += sum(map(len, texts))
         if shown and used > STEP_CHARACTERS:
             break
         shown.append(found)
     return DumpSummary(
-        rows=rows,
-        groups=sum(group.scored for group in groups),
+        responses=len(responses),
+        complete=not broken,
+        groups=len(counted),
         dead=Counter(group.anyone for group in dead),
         dead_prompt=short_prompt(dead[0].prompt) if dead else "",
-        compared=sum(group.compared for group in groups),
-        collapsed=sum(bool(group.collapsed) for group in groups),
-        collapsed_by_gdpo=sum(group.collapsed_by_gdpo for group in groups),
-        example=groups[0].patterns if groups and groups[0].collapsed else (),
+        compared=sum(group.compared for group in counted),
+        collapsed=sum(bool(group.collapsed) for group in counted),
+        collapsed_by_gdpo=sum(group.collapsed_by_gdpo for group in counted),
+        example=counted[0].patterns if counted and counted[0].collapsed else (),
         shown=tuple(shown),
         shown_of=len(groups),
         notes=tuple(notes),
     )
 
 
-def _shown_group(group: _Group) -> dict[str, Any]:
+def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     """A group as the page's script reads it.
 
     `keys` names the scores: the components, or without them every number of the rows. `unscored`
-    names components that no row has, `constant` those that do not vary, `variant` the estimator
-    whose advantages are there too. Rows are in the order of GDPO's advantage; of many, evenly
-    spaced ones are kept.
+    names components that no response has, `constant` those that do not vary, `variant` the
+    estimator whose advantages are there too. Responses are in the order of GDPO's advantage; of
+    many, evenly spaced ones are kept.
     """
     members = group.members
-    variant, column = variant_of(members[0])
-    if not group.scored:
-        # A dump without the plug-in's components has verl's score, and what its reward adds.
-        numbers = [key for key, value in members[0].items() if reward_of(value) is not None]
-        others = (*_NO_SCORES, *ADVANTAGES, column)
-        group = _Group(members, [key for key in numbers if key not in others])
+    variant, column = variant_of(members[0].row)
     # Of many rewards a prompt may have two: the others are named once.
-    scored = [k for k, values in enumerate(group.values) if values]
-    constant = [k for k in scored if len(group.values[k]) == 1 and len(members) > 1]
+    scored = [k for k, is_scored in enumerate(group.scored) if is_scored]
+    constant = [k for k in scored if group.constant[k] and len(members) > 1]
+    names = [group.keys[k] for k in scored]
     # Held-out rows, which have no advantage, stay in the order of the dump.
     order = sorted(range(len(members)), key=lambda i: -(group.pairs[i][0] or 0))
+    rows = []
+    for i in evenly_spaced(order, GROUP_ROWS):
+        row = members[i].row
+        gdpo, grpo = group.pairs[i]
+        rows.append(
+            {
+                "text": shorten(members[i].text, TEXT_CHARACTERS),
+                "scores": tuple(group.vectors[i][k] for k in scored),
+                "gdpo": gdpo,
+                "grpo": grpo,
+                "variant": reward_of(row.get(column)),
+                "collapsed": i in group.collapsed,
+            }
+        )
     return {
         "title": short_prompt(group.prompt),
         "prompt": shorten(group.prompt, TEXT_CHARACTERS),
-        "expected": shorten(members[0].get("gts"), TEXT_CHARACTERS),
-        "keys": [group.keys[k] for k in scored],
-        "unscored": [key for k, key in enumerate(group.keys) if k not in scored],
+        "expected": shorten(members[0].row.get("gts"), TEXT_CHARACTERS),
+        "keys": names,
+        "unscored": [name for name in components if name not in names],
         "variant": variant,
         "constant": [group.keys[k] for k in constant],
         "size": len(members),
-        "rows": [
-            {
-                "text": shorten(members[i].get("output"), TEXT_CHARACTERS),
-                "scores": tuple(group.vectors[i][k] for k in scored),
-                "gdpo": group.pairs[i][0],
-                "grpo": group.pairs[i][1],
-                "variant": reward_vector(members[i], [column])[0],
-                "collapsed": i in group.collapsed,
-            }
-            for i in evenly_spaced(order, GROUP_ROWS)
-        ],
+        "rows": rows,
     }

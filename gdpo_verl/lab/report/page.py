@@ -14,8 +14,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
-from gdpo_verl.lab.replay.drawn import run_of_dumps
-from gdpo_verl.lab.replay.sources import NoDumpsError
+from gdpo_verl.lab.report.drawn import run_of_dumps
 from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
 from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.lab.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
@@ -32,6 +31,7 @@ from gdpo_verl.lab.report.tables import (
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
+from gdpo_verl.lab.rundir.source import NoDumpsError
 from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import printable
 

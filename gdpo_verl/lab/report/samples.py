@@ -8,13 +8,13 @@ from typing import Any
 from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
 from gdpo_verl.lab.rundir.dumps import (
     DUMP_BYTES,
-    Row,
-    numbered_rows,
+    complete_rows,
     reward_of,
     scores_text,
     short_prompt,
     shorten,
 )
+from gdpo_verl.lab.rundir.responses import Response, responses_of
 from gdpo_verl.lab.rundir.run import Run
 
 MOST = 4000
@@ -40,26 +40,28 @@ def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, 
     moved: list[dict[str, Any]] = []
     still: list[dict[str, Any]] = []
     for prompt in sorted(shared, key=prompt_digest):
-        rows = [each[prompt] for each in answers]
+        found = [each[prompt] for each in answers]
         # Of many rewards a prompt may have two; the others would be "not scored" throughout.
         scored = [
-            name for name in components if any(reward_of(row.get(name)) is not None for row in rows)
+            name
+            for name in components
+            if any(reward_of(each.row.get(name)) is not None for each in found)
         ]
-        scores = [scores_text({name: row.get(name) for name in scored}) for row in rows]
+        scores = [scores_text({name: each.row.get(name) for name in scored}) for each in found]
         sample = {
             "title": short_prompt(prompt),
             "prompt": shorten(prompt, MOST),
-            "expected": shorten(rows[0].get("gts"), TEXT_CHARACTERS),
+            "expected": shorten(found[0].row.get("gts"), TEXT_CHARACTERS),
             # First and last validation take turns, run by run.
             "changed": scores[::2] != scores[1::2],
             "completions": [
                 {
                     "run": run.name,
                     "step": step,
-                    "text": shorten(row.get("output"), MOST),
+                    "text": shorten(response.text, MOST),
                     "scores": given,
                 }
-                for (run, step), row, given in zip(ends, rows, scores, strict=True)
+                for (run, step), response, given in zip(ends, found, scores, strict=True)
             ],
         }
         (moved if sample["changed"] else still).append(sample)
@@ -70,10 +72,14 @@ def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, 
     }
 
 
-def _by_prompt(run: Run, step: int) -> dict[str, Row]:
-    """The first completion of each prompt; verl orders those of one prompt by session."""
-    rows: dict[str, Row] = {}
-    for _, row in numbered_rows(run.validation[step], DUMP_BYTES):
-        if row is not None:
-            rows.setdefault(str(row.get("input", "")), row)
-    return rows
+def _is_scored(name: str, responses: Sequence[Response]) -> bool:
+    return any(reward_of(response.row.get(name)) is not None for response in responses)
+
+
+def _by_prompt(run: Run, step: int) -> dict[str, Response]:
+    """The first response to each prompt; verl orders those to one prompt by session."""
+    path = run.validation[step]
+    found: dict[str, Response] = {}
+    for response in responses_of(complete_rows(path, [], DUMP_BYTES), path):
+        found.setdefault(response.prompt, response)
+    return found

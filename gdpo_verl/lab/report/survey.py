@@ -83,7 +83,7 @@ def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:
                 entry["kinds"][kind] = shown
             for number in shown:
                 step = steps[number]
-                content = {"groups": step.shown, "of": step.shown_of, "rows": step.rows}
+                content = {"groups": step.shown, "of": step.shown_of, "rows": step.responses}
                 data[f"r{i}-{kind}-{number}"] = htmlsafe_json_dumps(content)
         index.append(entry)
     return {"index": htmlsafe_json_dumps(index), **data} if data else {}
@@ -113,10 +113,11 @@ def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dic
 def _gaps(run: Run, training: Mapping[int, DumpSummary]) -> Iterator[str]:
     if not run.components:
         return
-    groups = sum(step.shown_of for step in training.values())
-    compared = sum(step.compared for step in training.values())
+    counted = {number: step for number, step in training.items() if step.complete}
+    groups = sum(step.shown_of for step in counted.values())
+    compared = sum(step.compared for step in counted.values())
     if compared < groups:
-        first = next(n for n, step in training.items() if step.compared < step.shown_of)
+        first = next(n for n, step in counted.items() if step.compared < step.shown_of)
         yield (
             f"{groups - compared} of {groups} dumped groups lack components, gdpo_advantage or "
             f"grpo_advantage (first at step {first}): perhaps dumped without gdpo-verl."

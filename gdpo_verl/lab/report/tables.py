@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
 from gdpo_verl.lab.report.survey import RunDumps, find_collapse
-from gdpo_verl.lab.rundir.dumps import is_number
 from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.statistics import half_interval
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import (
     ADVANTAGE_SHARE,
@@ -28,9 +28,6 @@ from gdpo_verl.names import (
 
 _FEW = 5
 _PHASES = 7
-# Student's t for an interval of 95 %, by the number of pairs; the last one for more, too wide.
-_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-
 # A run's value at its start, where it has one, and at its end.
 Ends = tuple[float | None, float]
 
@@ -217,18 +214,6 @@ def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
     phases = {name: sums[name] / steps for name in order[:_PHASES]}
     rest = max(0.0, whole - inside) + sum(sums[name] for name in order[_PHASES:])
     return phases | ({"other": rest / steps} if rest > 0 else {})
-
-
-def half_interval(differences: Sequence[float]) -> float:
-    """Half of the 95 % interval around the mean of paired differences, by Student's t.
-
-    t s / sqrt(n); for more than ten pairs t is that of ten, which is too wide.
-
-    >>> round(half_interval([1.0, 2.0, 3.0]), 3)  # 4.303 / sqrt(3)
-    2.484
-    """
-    count = len(differences)
-    return _T[min(count, max(_T))] * stdev(differences) / sqrt(count)
 
 
 def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:

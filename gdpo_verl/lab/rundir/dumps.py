@@ -1,4 +1,4 @@
-"""The rows of a dump, verl's rollouts/<step>.jsonl and validation/<step>.jsonl."""
+"""The rows of stored responses: verl's <step>.jsonl, TRL's tables, JSON lines and Parquet."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from typing import Any
 
 import orjson
 
+from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import ADVANTAGE
-from gdpo_verl.plugin.row_key import RowKey, uid_of
-from gdpo_verl.reward_dicts import unnested
+from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.reward_dicts import NESTED, unnested
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
+# The names of the columns of a prompt and of a response; the first ones are verl's.
+PROMPTS = ("input", "prompt")
+TEXTS = ("output", "completion", "response")
 SUFFIXES = (".jsonl", ".parquet")
 _STEP = re.compile(r"(?:completions_)?(\d+)")
-_LARGEST = sys.float_info.max
-_PADDING = re.compile("pad[0-9a-f]{32}")
+# verl's uid is a UUID, and that of padding `pad` with one (verl/trainer/ppo/padding_utils.py).
+_VERLS_UID = re.compile("(pad)?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 # The bytes that a report reads of one dump, and of all dumps of a kind: they fit into the memory of
 # a laptop and are read in seconds.
 DUMP_BYTES = 64 << 20
@@ -44,24 +48,15 @@ def parse_json(line: bytes | str) -> Any:
             raise ValueError("nested too deeply") from None
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value from JSON is a finite number.
-
-    >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, None, "1", True)]
-    [True, True, False, False, False, False, False]
-    """
-    kind = type(value)  # True is an instance of int
-    return (kind is float or kind is int) and -_LARGEST <= value <= _LARGEST
-
-
 def reward_of(value: Any) -> float | None:
     """Return a dumped reward as a run reads it, true as 1; None where it is not scored.
 
     >>> [reward_of(value) for value in (0.5, True, None, "0.5")]
     [0.5, 1.0, None, None]
     """
-    is_reward = is_number(value) or isinstance(value, bool)
-    return float(value) if is_reward else None
+    if is_number(value) or isinstance(value, bool):
+        return float(value)
+    return None
 
 
 def step_of(path: Path) -> int | None:
@@ -83,13 +78,14 @@ def step_files(folder: Path) -> list[tuple[int, Path]]:
 def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Row | None]]:
     """Yield each line's number, from 1, with its row, None where it is incomplete; no empty lines.
 
-    A table in Parquet has TRL's column names, or others.
+    Prompt and response have verl's names of columns, `input` and `output`, whatever the file's are.
 
     Args:
       most: the bytes to read of JSON lines.
     """
     if path.suffix == ".parquet":
-        yield from enumerate(_table_rows(path), start=1)
+        for number, row in enumerate(_table_rows(path), start=1):
+            yield number, _with_verls_names(row)
         return
     left = most
     number = 0
@@ -98,13 +94,34 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
             left = left - len(line)
             number = number + 1
             try:
-                row = parse_json(line)
+                parsed = parse_json(line)
             except ValueError:
-                row = None
-            if isinstance(row, dict):
-                yield number, dict(unnested(row))
+                parsed = None
+            if isinstance(parsed, dict):
+                yield number, _with_verls_names(parsed)
             elif line.strip():
                 yield number, None
+
+
+def complete_rows(path: Path, incomplete: list[int], most: int) -> Iterator[tuple[int, Row]]:
+    """Yield the numbered rows; `incomplete` gets the numbers of the lines that are none."""
+    for line, row in numbered_rows(path, most):
+        if row is None:
+            incomplete.append(line)
+        else:
+            yield line, row
+
+
+def _with_verls_names(row: Row) -> Row:
+    if NESTED in row:
+        row = dict(unnested(row))
+    for names, text_of in ((PROMPTS, conversation_text), (TEXTS, assistant_text)):
+        if names[0] not in row:
+            for name in names[1:]:
+                if name in row:
+                    row[names[0]] = text_of(row[name])
+                    break
+    return row
 
 
 def _table_rows(path: Path) -> Iterator[Row]:
@@ -123,31 +140,61 @@ def _table_rows(path: Path) -> Iterator[Row]:
                     f"{path}: expected a table of at most {most >> 20} MiB, {_EXPANSION} times its "
                     f"file, found more. If you trust the file, write its rows as JSON lines"
                 )
-            for row in batch.to_pylist():
-                if "completion" in row:
-                    row |= {"input": _message_text(row.get("prompt"))}
-                    row |= {"output": _message_text(row["completion"])}
-                yield row
+            yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}, line 1: expected a table in Parquet, found: {error}") from error
 
 
-def _message_text(value: Any) -> str:
-    """Return a text, or the contents of a conversation's messages."""
+def conversation_text(value: Any) -> str:
+    """Return a text, or the messages of a conversation, each after its role."""
     if not isinstance(value, list):
         return "" if value is None else str(value)
-    return "\n".join(f"{each.get('role')}: {each.get('content')}" for each in value)
+    return "\n".join(f"{each.get('role')}: {each.get('content')}" for each in _messages(value))
 
 
-def is_padding(row: Mapping[str, Any]) -> bool:
-    """Return whether verl added the row to fill the batch.
+def assistant_text(value: Any) -> str | None:
+    """Return a text, or what the assistant says in a conversation; None where there is neither.
 
-    Its advantages are null; without these columns its uid shows it
-    (verl/trainer/ppo/padding_utils.py).
+    >>> call = {"role": "assistant", "content": "<call>"}
+    >>> assistant_text([call, {"role": "tool", "content": "3"}, {"role": "assistant"} | call])
+    '<call>\\n<call>'
     """
-    if all(row.get(key, 0.0) is None for key in ADVANTAGES):
+    if isinstance(value, list):
+        spoken = [each for each in _messages(value) if each.get("role") == "assistant"]
+        return "\n".join(str(each.get("content") or "") for each in spoken)
+    return None if value is None else str(value)
+
+
+def _messages(conversation: list[Any]) -> list[Mapping[str, Any]]:
+    return [each for each in conversation if isinstance(each, Mapping)]
+
+
+def row_key(row: Mapping[str, Any]) -> RowKey | None:
+    """Return verl's key of a row; None where its uid is not a key of verl's.
+
+    Any text that ends in two numbers reads like a key. It is one where its uid is a UUID, as verl's
+    are, or where the plug-in has dumped the row.
+
+    >>> row_key({"uid": "math_12_3"})
+    >>> row_key({"uid": "math_12_3", "gdpo_advantage": 0.5})
+    RowKey(uid='math', session=12, output=3)
+    """
+    try:
+        key = RowKey.parse(str(row.get("uid")))
+    except ValueError:
+        return None
+    return key if ADVANTAGES[0] in row or _VERLS_UID.fullmatch(key.uid) else None
+
+
+def is_padding(row: Mapping[str, Any], key: RowKey | None) -> bool:
+    """Return whether verl added the row with this key to fill the batch.
+
+    Its advantages are null; without these columns its uid shows it.
+    """
+    gdpo, grpo = ADVANTAGES
+    if row.get(gdpo, 0.0) is None and row.get(grpo, 0.0) is None:
         return True
-    return _PADDING.fullmatch(uid_of(str(row.get("uid", "")))) is not None
+    return key is not None and key.uid.startswith("pad") and bool(_VERLS_UID.fullmatch(key.uid))
 
 
 def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -162,22 +209,6 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
     after = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]
     column = next((key for key in after if key.endswith(ADVANTAGE)), "")
     return column.removesuffix(ADVANTAGE), column
-
-
-def group_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the group of a row: its prompt's uid, or without one the prompt."""
-    if "uid" in row:
-        return "uid", uid_of(str(row["uid"]))
-    return "prompt", str(row.get("input", ""))
-
-
-def session_of(row: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the session of a row's output; None where the trainer names none."""
-    try:
-        key = RowKey.parse(str(row.get("uid")))
-    except ValueError:
-        return None
-    return key.uid, key.session
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.rundir.dumps import is_number, parse_json
+from gdpo_verl.advantage.checks import is_number
+from gdpo_verl.lab.rundir.dumps import parse_json
 from gdpo_verl.lab.rundir.layout import METRICS
 
 STATE = "trainer_state.json"
@@ -56,7 +57,7 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
         notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
         files = others[-1:]
     if not files and (state := trainer_state(run)):
-        return _read_state(state), state.relative_to(run).as_posix()
+        return _read_state(state, notes), state.relative_to(run).as_posix()
     if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
         return _read_events(run, events, notes)
     metrics: dict[int, Metrics] = {}
@@ -157,9 +158,13 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _read_state(path: Path) -> dict[int, Metrics]:
+def _read_state(path: Path, notes: list[str]) -> dict[int, Metrics]:
     metrics: dict[int, Metrics] = {}
-    for entry in load_state(path)["log_history"]:  # several of a step
+    history = load_state(path)["log_history"]
+    entries = [each for each in history if isinstance(each, dict) and is_number(each.get("step"))]
+    if len(entries) < len(history):
+        notes.append(f"{len(history) - len(entries)} entries of {path.name} have no step; ignored.")
+    for entry in entries:  # several of a step
         matches = filter(None, map(_EVALUATION.fullmatch, entry))
         data_set = next((match[1] for match in matches), None)
         numbers = metrics.setdefault(int(entry["step"]), {})

@@ -19,7 +19,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.lab.rundir.dumps import is_number, parse_json, step_files
+from gdpo_verl.advantage.checks import is_number
+from gdpo_verl.config.parsing import plain
+from gdpo_verl.lab.rundir.dumps import parse_json, step_files
 from gdpo_verl.lab.rundir.layout import (
     CONFIG,
     DONE,
@@ -68,10 +70,7 @@ class Run:
 
     def setting(self, key: str) -> Any:
         """The configuration's value at a dotted key; None when it is not known."""
-        try:
-            return OmegaConf.select(self.config, key)
-        except OmegaConfBaseException:
-            return None  # a value that was never set, or a reference that leads nowhere
+        return select(self.config, key)
 
     @property
     def estimator(self) -> str:
@@ -233,6 +232,52 @@ def read_settings(path: Path) -> DictConfig:
     return as_settings(OmegaConf.to_container(DictConfig(OmegaConf.load(path)), resolve=False))
 
 
+def settings_with(file: Path, *nodes: str) -> DictConfig:
+    """Read a run's configuration, in which these nodes are mappings or absent.
+
+    Raises:
+      ValueError: the file is something else, such as another program's; names it.
+    """
+    try:
+        settings = read_settings(file)
+    # OmegaConf has an error of each of these classes for a file that is something else.
+    except (OmegaConfBaseException, yaml.YAMLError, AssertionError, TypeError, OSError) as error:
+        raise ValueError(_other_configuration(file, error)) from error
+    for key in nodes:
+        node = select(settings, key)
+        if node is not None and not isinstance(node, DictConfig):
+            raise ValueError(_other_configuration(file, f"{key}: {node}"))
+    return settings
+
+
+def node_of(file: Path, key: str) -> dict[str, Any] | None:
+    """Return a node of a run's configuration with its references resolved; None without one.
+
+    Raises:
+      ValueError: as `settings_with`, or a reference leads nowhere.
+    """
+    node = settings_with(file, key).get(key)
+    try:
+        return None if node is None else plain(node)
+    except OmegaConfBaseException as error:
+        raise ValueError(_other_configuration(file, error)) from error
+
+
+def _other_configuration(file: Path, found: Any) -> str:
+    return (
+        f"{file}: expected the run's configuration, with a mapping in each of its sections, found: "
+        f"{found}. Correct it, or give a copy of only the folder of dumps"
+    )
+
+
+def select(config: DictConfig, key: str) -> Any:
+    """Return a configuration's value at a dotted key; None when it is not known."""
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException:
+        return None  # a value that was never set, or a reference that leads nowhere
+
+
 def as_settings(root: Any) -> DictConfig:
     """Return a configuration whose interpolations are those that `read_settings` follows."""
     return DictConfig(_without_resolvers(root))
@@ -270,9 +315,10 @@ def read_launch(run: Path) -> dict[str, Any]:
 
 
 def _read_config(run: Path, notes: list[str]) -> DictConfig:
-    with contextlib.suppress(RunError, OmegaConfBaseException):
-        if config_of(run):
-            return read_settings(run / CONFIG)
+    with contextlib.suppress(ValueError):
+        config = settings_with(run / CONFIG)
+        if config:
+            return config
     notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
 

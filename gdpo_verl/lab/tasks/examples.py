@@ -71,16 +71,21 @@ class Finder:
             self.by_truth[example.ground_truth].append(number)
 
     def __call__(self, line: Mapping[str, Any], *, by_truth_alone: bool = True) -> int | None:
-        """The number of the example; None where there is none.
+        """The number of the example; None where there is none, the first of several.
 
         Args:
           line: of a dump; names no example.
           by_truth_alone: where no other has this truth, whatever the words of the prompt.
         """
+        return next(iter(self.fitting(line, by_truth_alone=by_truth_alone)), None)
+
+    def fitting(self, line: Mapping[str, Any], *, by_truth_alone: bool = True) -> list[int]:
+        """The numbers of the examples with the truth and the question of a line, as above."""
         numbers = self.by_truth.get(truth_text(line["gts"]), [])
         if by_truth_alone and len(numbers) == 1:
-            return numbers[0]
+            return numbers
         prompt = str(line["input"])  # a chat's text
-        fitting = [number for number in numbers if self.examples[number].question in prompt]
+        asked = [number for number in numbers if self.examples[number].question in prompt]
         # One question's words may begin another's.
-        return max(fitting, key=lambda number: len(self.examples[number].question), default=None)
+        longest = max((len(self.examples[number].question) for number in asked), default=0)
+        return [number for number in asked if len(self.examples[number].question) == longest]

@@ -1,0 +1,204 @@
+"""Stored responses: rows of a dump, joined to sessions; their batches, and what varies in groups.
+
+A session may have several outputs, a row each. As in a training, the session is one response, whose
+last output holds its rewards (`gdpo_verl.plugin.batch.Sessions`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gdpo_verl.advantage.checks import is_number
+from gdpo_verl.advantage.groups import Groups, Spread, factorize_groups, groups_with_any
+from gdpo_verl.config.components import MINI_BATCH
+from gdpo_verl.lab.rundir.dumps import Row, is_padding, reward_of, row_key
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One stored response.
+
+    Attributes:
+      file, line: the place of its last output.
+      group: its prompt's uid, or without one the prompt.
+      mini_batch: the number of the mini-batch of its step with which it was whitened.
+      row: the row of its last output, which counts.
+      earlier: the rows of the outputs before it, in their order.
+    """
+
+    file: Path
+    line: int
+    group: str
+    mini_batch: float
+    row: Row
+    earlier: Sequence[Row] = ()
+
+    @property
+    def outputs(self) -> list[Row]:
+        """The rows of all outputs, in their order."""
+        return [*self.earlier, self.row]
+
+    @property
+    def prompt(self) -> str:
+        """The question, which the first output begins with."""
+        first = self.earlier[0] if self.earlier else self.row
+        return str(first.get("input", ""))
+
+    @property
+    def text(self) -> Any:
+        """The text of the last output; None where the row has none."""
+        return self.row.get("output")
+
+    @property
+    def place(self) -> str:
+        """File and line, for people."""
+        return f"{self.file}, line {self.line}"
+
+
+def responses_of(rows: Iterable[tuple[int, Row]], file: Path, group: str = "") -> list[Response]:
+    """Join numbered rows to responses, without padding.
+
+    Args:
+      group: the column that names the group; "" for verl's uid, else the prompt.
+
+    Raises:
+      ValueError: a row has no value in the column of the group; names file and line.
+    """
+    found: dict[Any, Response] = {}
+    for line, row in rows:
+        key = row_key(row)
+        if is_padding(row, key):
+            continue
+        if group:
+            name = row.get(group)
+            if name is None:
+                raise ValueError(f"{file}, line {line}: expected a value of {group!r}, found none")
+        elif key is not None:
+            name = key.uid
+        else:
+            name = row.get("uid", row.get("input", ""))
+        mini_batch = reward_of(row.get(MINI_BATCH)) or 0.0
+        response = Response(file, line, str(name), mini_batch, row)
+        # A row without a key is a session of its own.
+        session = line if key is None else (key.uid, key.session)
+        if session in found:
+            response = _joined(found[session], response)
+        found[session] = response
+    return list(found.values())
+
+
+def _joined(one: Response, other: Response) -> Response:
+    """Join outputs of one session, whose rows verl's balancing may have shuffled."""
+    outputs = sorted([*one.outputs, *other.outputs], key=_output_of)
+    last = one if outputs[-1] is one.row else other
+    return replace(last, earlier=outputs[:-1])
+
+
+def _output_of(row: Row) -> int:
+    key = row_key(row)
+    return 0 if key is None else key.output
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Responses of a step that were whitened together.
+
+    Attributes:
+      rewards: what the reward function returned for each, the components among it.
+    """
+
+    step: int
+    responses: list[Response]
+    rewards: list[dict[str, Any]]
+
+    @property
+    def groups(self) -> list[str]:
+        """The group of each response."""
+        return [each.group for each in self.responses]
+
+    @cached_property
+    def places(self) -> list[str]:
+        """File and line of each response."""
+        return [each.place for each in self.responses]
+
+    def numbers(self, column: str) -> Tensor:
+        """Return a column of the rows: float64, shape (B,), NaN where it is absent.
+
+        Raises:
+          ValueError: a value is not a number; names file and line.
+        """
+        numbers = []
+        for response in self.responses:
+            value = response.row.get(column)
+            if value is None or value != value:
+                numbers.append(math.nan)
+            elif is_number(value):
+                numbers.append(float(value))
+            else:
+                raise ValueError(
+                    f"{response.place}: expected a finite number for {column!r}, found {value!r}"
+                )
+        return torch.tensor(numbers, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """What varies in each of G groups.
+
+    Attributes:
+      size: int64, shape (G,), the responses of each group.
+      scored, varies: bool, shape (G, K), a component is scored in the group, and not constant.
+    """
+
+    size: Tensor
+    scored: Tensor
+    varies: Tensor
+
+    @classmethod
+    def of(cls, spread: Spread, groups: Groups) -> GroupTable:
+        """Return the table of a batch that was decomposed."""
+        return cls(
+            groups.codes.bincount(minlength=groups.number),
+            groups_with_any(spread.scored, groups),
+            groups_with_any(spread.group_varies, groups),
+        )
+
+    @classmethod
+    def of_rewards(
+        cls, rewards: Sequence[Sequence[float | None]], components: int, ids: Sequence[Any]
+    ) -> GroupTable:
+        """Return the table of responses with these rewards and groups; None is not scored."""
+        # None becomes NaN.
+        values = torch.from_numpy(
+            np.array(rewards, dtype=np.float64).reshape(len(rewards), components)
+        )
+        groups = factorize_groups(ids, values)
+        return cls.of(Spread(values, groups), groups)
+
+    @classmethod
+    def together(cls, tables: Sequence[GroupTable]) -> GroupTable:
+        """Return the table of the groups of several batches."""
+        return cls(
+            torch.cat([each.size for each in tables]),
+            torch.cat([each.scored for each in tables]),
+            torch.cat([each.varies for each in tables]),
+        )
+
+    @property
+    def constant(self) -> Tensor:
+        """Whether a component is scored in a group and constant: bool, shape (G, K)."""
+        return self.scored & ~self.varies
+
+    @property
+    def dead(self) -> Tensor:
+        """Groups of several responses in which all components are constant: bool, shape (G,)."""
+        return (self.size > 1) & self.scored.any(dim=1) & ~self.varies.any(dim=1)
