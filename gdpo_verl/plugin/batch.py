@@ -28,7 +28,7 @@ from gdpo_verl.reward_dicts import (
 
 # The largest share of a batch's responses that may have no reward; above it the run ends.
 MOST_REWARD_ERRORS = 0.5
-NEEDS_SEAM = (
+NEEDS_TRAINER_HOOKS = (
     "works only in verl's default trainer. Train with verl.trainer.main_ppo and "
     "trainer.use_v1=true, or remove this setting."
 )

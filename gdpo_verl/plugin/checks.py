@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
-from gdpo_verl.plugin.batch import NEEDS_SEAM
+from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS
 from gdpo_verl.plugin.model import check_lora, check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
 from gdpo_verl.plugin.validation import (
@@ -203,7 +203,7 @@ def check_trainer(run: Run) -> None:
     if objective is None or on_default_trainer(run.config):
         return
     if objective.masks_key:
-        raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
+        raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
     if absent := [key for key in objective.keys if key in objective.optional]:
         raise ValueError(
             f"algorithm.gdpo_reward_keys: {absent} may be absent, and verl's legacy, fully_async "

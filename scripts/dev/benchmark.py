@@ -170,7 +170,7 @@ def trainer(name: str) -> Any:
     config = recipe(estimator, **settings)
     if not dumps:
         config.trainer.rollout_data_dir = None
-    return trainer_of(config, seam=name != BASE)  # without our hooks verl's method runs alone
+    return trainer_of(config, hooks=name != BASE)  # without our hooks verl's method runs alone
 
 
 def fill(rows: int, tokens: int) -> Any:

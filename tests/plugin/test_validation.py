@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gdpo_verl.plugin import batches, validation
 from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.trainer import seam_of
+from gdpo_verl.plugin.trainer import hooks_of
 
 REWARDS = """
 from gdpo_verl.rewards import Component, declares
@@ -477,7 +477,7 @@ def test_a_reward_file_leaves_the_trainers_random_state(compose: Callable, tmp_p
         return [random.getstate(), numpys, torch.get_rng_state().tolist()]
 
     before = states()
-    assert seam_of(config) is not None
+    assert hooks_of(config) is not None
     assert states() == before
 
 

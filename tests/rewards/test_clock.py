@@ -99,7 +99,7 @@ WORST = {
     },
     score_tool_call: {
         "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>"),
-        "seams": filled("</think>\n<tool_call>\n", "<think>", END),
+        "hooks": filled("</think>\n<tool_call>\n", "<think>", END),
         "responses": filled("<response>", f"{THOUGHT}\n"),
         "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
         "special tokens and a letter": filled("<|im_end|> ", "x", "x</s>"),
