@@ -175,7 +175,8 @@ def _weights(found: Figures) -> Iterator[Advice]:
     """
     config = found.setting.objective.config
     declared = np.array(list(found.weights.values()))
-    use = (declared != 0) & (np.array(found.varying) > 0)
+    # Where conditions leave a component constant, it has no influence.
+    use = (declared != 0) & (found.sums["std"][0] > 0)
     # A variant's influence is no simple function of the weights, a schedule's weights change.
     if found.setting.name not in ("gdpo", "grpo") or config.schedule or use.sum() < 2:
         return

@@ -6,7 +6,6 @@ Dumps are read a step at a time; a file that may hold several steps is read at o
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from gdpo_verl.lab.rundir.dumps import (
     TEXTS,
     Row,
     assistant_text,
-    complete_rows,
     numbered_rows,
     reward_of,
     step_files,
@@ -260,9 +258,7 @@ class Source:
 
     def _responses(self, number: int | None, path: Path) -> list[Response]:
         """Return a file's responses; none of a step with an incomplete row."""
-        incomplete: list[int] = []
-        rows = complete_rows(path, incomplete, sys.maxsize)
-        responses = responses_of(rows, path, self.group)
+        responses, incomplete = responses_of(numbered_rows(path), path, self.group)
         if incomplete and number is None:
             raise ValueError(
                 f"{path}, line {incomplete[0]}: expected a JSON object, found an incomplete one. "
