@@ -55,8 +55,11 @@ def capacity_lines(found: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     keys = list(next(iter(varies.values())))
-    rows: list[Sequence[str]] = [("groups that vary", *(f"n = {size}" for size in varies))]
-    rows += [(key, *(f"{shares[key]:.1%}" for shares in varies.values())) for key in keys]
+    headings = [f"n = {size}" for size in varies]
+    rows: list[Sequence[str]] = [("groups that vary", *headings)]
+    for key in keys:
+        cells = [f"{shares[key]:.1%}" for shares in varies.values()]
+        rows.append((key, *cells))
     yield from columns(rows)
     if found["teaches"] is None:
         yield (
