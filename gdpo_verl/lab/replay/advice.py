@@ -96,7 +96,7 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
     A component that correlates with the outcome gets no advice: it leads to the outcome.
     """
     conditions = found.setting.objective.config.conditions
-    taken = {*conditions, *(condition["on"] for condition in conditions.values())}
+    taken = set(conditions) | {condition["on"] for condition in conditions.values()}
     measured = [key for key in found.verdicts if found.weights[key] == 0]
     guards = [key for key in measured if _carries(found, key) and key != found.outcome]
     if found.outcome in found.passing:
