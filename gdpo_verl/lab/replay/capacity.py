@@ -10,11 +10,13 @@ with V values. The mean over the prompts is exact.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import comb, isnan
 from statistics import fmean
 from typing import Any
+
+from gdpo_verl.lab.rundir.responses import places_by_group
 
 SIZES = (4, 8, 16)
 # A component that varies in fewer groups is rare, and may never be learned.
@@ -65,13 +67,13 @@ def capacity(
       component; only for sizes up to N), `teaches` (the sum over the components at `size`, of
       `rewards`), and `rare`, sentences.
     """
+    places_of_groups = places_by_group(groups)
+    least = min(map(len, places_of_groups), default=0)
     columns: dict[str, list[list[float]]] = {}
     for k, key in enumerate(keys):
-        by_group: dict[Hashable, list[float]] = defaultdict(list)
-        for group, row in zip(groups, rewards, strict=True):
-            by_group[group].append(row[k])
-        columns[key] = list(by_group.values())
-    least = min(Counter(groups).values(), default=0)
+        columns[key] = []
+        for places in places_of_groups:
+            columns[key].append([rewards[place][k] for place in places])
     shares_by_size: dict[int, dict[str, float]] = {}
     for n in sorted({*SIZES, size}):
         if 1 < n <= least:

@@ -25,7 +25,12 @@ from gdpo_verl.lab.rundir.dumps import (
     shorten,
     variant_of,
 )
-from gdpo_verl.lab.rundir.responses import GroupTable, Response, responses_of
+from gdpo_verl.lab.rundir.responses import (
+    GroupTable,
+    Response,
+    places_by_group,
+    responses_of,
+)
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its
@@ -151,15 +156,14 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
 
     First come those with the most that GRPO treats as equal, then an order that knows no score.
     """
-    members: dict[tuple[float, str], list[Response]] = {}
-    for response in responses:
-        members.setdefault((response.mini_batch, response.group), []).append(response)
-    groups = [_Group(each, keys) for each in members.values()]
+    ids = [(each.mini_batch, each.group) for each in responses]
+    groups = []
+    for places in places_by_group(ids):
+        groups.append(_Group([responses[place] for place in places], keys))
     # None becomes NaN.
     vectors = np.array([reward_vector(each.row, keys) for each in responses], dtype=np.float64)
     rewards = torch.from_numpy(vectors.reshape(len(responses), len(keys)))
-    # It numbers the groups in the same order, that of their first responses.
-    table = GroupTable.of(rewards, [(each.mini_batch, each.group) for each in responses])
+    table = GroupTable.of(rewards, ids)
     columns = zip(table.scored.tolist(), table.constant.tolist(), table.dead.tolist(), strict=True)
     for group, (scored, constant, dead) in zip(groups, columns, strict=True):
         group.scored = scored

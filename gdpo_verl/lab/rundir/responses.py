@@ -6,7 +6,8 @@ last output holds its rewards (`gdpo_verl.plugin.batch.Sessions`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +104,18 @@ def responses_of(
             response = _joined(responses[session], response)
         responses[session] = response
     return list(responses.values()), incomplete
+
+
+def places_by_group(group_ids: Iterable[Hashable]) -> list[list[int]]:
+    """Return the places of each group's responses, the groups in the order of their first one.
+
+    >>> places_by_group(["a", "b", "a"])
+    [[0, 2], [1]]
+    """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, group in enumerate(group_ids):
+        places[group].append(place)
+    return list(places.values())
 
 
 def _joined(one: Response, other: Response) -> Response:
