@@ -149,9 +149,12 @@ def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str,
     >>> turn_metrics("ok", [[1.0, 0.0, 1.0, 0.0], [1.0], None])["gdpo/ok/turn_spread"] ** 2
     0.3333333333333333
     """
-    scored = [torch.tensor(each or (), dtype=torch.float64) for each in lists]
-    scored = [each[~each.isnan()] for each in scored]
-    spreads = [float(each.std()) for each in scored if len(each) > 1]
+    spreads = []
+    for values in lists:
+        turns = torch.tensor(values or (), dtype=torch.float64)
+        scored = turns[~turns.isnan()]
+        if len(scored) > 1:
+            spreads.append(float(scored.std()))
     if not spreads:
         return {}
     return {names.TURN_SPREAD.of(key): Weighted.of(sum(spreads), len(spreads))}
@@ -213,11 +216,11 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
     >>> parse_error_metrics([0, 4, 4, 1])[names.PARSE_ERROR_CODE.of(4)]
     0.5
     """
-    known = [code for code in codes if code is not None]
-    if not known:
+    returned = [code for code in codes if code is not None]
+    if not returned:
         return {}
-    errors = Counter(int(code) for code in known if code)
-    n = len(known)
+    errors = Counter(int(code) for code in returned if code)
+    n = len(returned)
     metrics: dict[str, float] = {names.PARSE_ERROR_SHARE.key: Weighted.of(errors.total(), n)}
     for code, count in errors.items():
         metrics[names.PARSE_ERROR_CODE.of(code)] = Weighted.of(count, n)
@@ -280,7 +283,7 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
     phantom, gated = groups_with_any(rows, groups).unbind(dim=1)
     metrics: dict[str, float] = {names.PHANTOM_GROUPS.key: _share(phantom)}
-    if decomposition.gate is not None:
+    if decomposition.settings.gate is not None:
         metrics[names.GATED_GROUPS.key] = _share(gated)
     return metrics
 
@@ -335,10 +338,11 @@ def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
     `names.AGREES_WITH_GRPO`, the correlation of its advantages with those of GDPO and GRPO over the
     responses. A correlation is missing where one of the two is constant.
     """
-    if decomposition.variant is GDPO:
+    variant = decomposition.settings.variant
+    if variant is GDPO:
         return {}
     found = decomposition.advantage
-    name = decomposition.variant.name
+    name = variant.name
     metrics: dict[str, float] = {names.ZERO_ROWS.of(name): _share(found == 0)}
     others = (
         (names.AGREES_WITH_GDPO, decomposition.gdpo),

@@ -354,7 +354,7 @@ def decompose_by_turn(
       ValueError: a list of another length than the turns; names key, row and both numbers.
     """
     in_verl = f" {TURNS_OF_ANSWER}" if objective.config.wording is VERL else ""
-    to_go_is_credited = objective.config.credit == "to_go"
+    to_go_is_credited = whole.settings.credit == "to_go"
     credit = torch.full((len(turns.tokens), len(objective.keys)), math.nan, dtype=torch.float64)
     for key, column in lists.items():
         values: list[float] = []

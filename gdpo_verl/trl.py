@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from gdpo_verl.advantage import Decomposition
+from gdpo_verl.advantage import Decomposition, EstimatorSettings
 from gdpo_verl.config import GdpoConfig, parsing
 from gdpo_verl.config.components import MINI_BATCH, TOKENS, Component
 from gdpo_verl.config.wording import Wording
@@ -78,16 +78,18 @@ class GDPOTrainer(GRPOTrainer):
         ranges: Mapping[str, tuple[float, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        if problems := violations(source_of("trl"), CONTRACT):
+        problems = violations(source_of("trl"), CONTRACT)
+        if problems:
             raise RuntimeError(
                 f"gdpo_verl.trl does not fit TRL {version('trl')}: {'; '.join(problems)}. "
                 "Run: pip install trl==1.16.0"
             )
-        given: list[str] = []
+        chosen_names: list[str] = []
         if isinstance(reward_funcs, Mapping):
-            given, reward_funcs = list(reward_funcs), list(reward_funcs.values())
+            chosen_names = list(reward_funcs)
+            reward_funcs = list(reward_funcs.values())
         super().__init__(model, reward_funcs, *args, **kwargs)
-        self.reward_func_names[: len(given)] = given
+        self.reward_func_names[: len(chosen_names)] = chosen_names
         names = self.reward_func_names
         if len(set(names)) < len(names):
             raise ValueError(
@@ -95,7 +97,7 @@ class GDPOTrainer(GRPOTrainer):
                 "reward_funcs={name: function, ...}"
             )
         config = self._settings(gdpo)
-        if config.credit != GdpoConfig.credit:
+        if config.estimator.credit != EstimatorSettings.credit:
             raise ValueError(
                 f"{_TRL.root}.gdpo.credit: TRL's reward functions return one number per "
                 "completion, and none per turn. Remove this setting."
@@ -177,14 +179,14 @@ class GDPOTrainer(GRPOTrainer):
         output["advantages"] = own.to(output["advantages"])
         return output
 
-    def _log_batch(self, rewards: Tensor, tokens: Tensor, found: Decomposition) -> None:
+    def _log_batch(self, rewards: Tensor, tokens: Tensor, decomposition: Decomposition) -> None:
         """Add to TRL's table of completions what `gdpo-verl replay` needs of a batch."""
-        _replace_last(self._logs["advantages"], found.advantage.tolist())
+        _replace_last(self._logs["advantages"], decomposition.advantage.tolist())
         for name, column in zip(self.reward_func_names, rewards.T.tolist(), strict=True):
             _replace_last(self._logs["rewards"][name], column)
         extra = self._logs["extra"]
         extra[TOKENS].extend(tokens.tolist())
-        extra["uid"].extend(map(str, found.groups.codes.tolist()))
+        extra["uid"].extend(map(str, decomposition.groups.codes.tolist()))
         extra[MINI_BATCH].extend([self._batches] * len(rewards))
         self._batches += 1
 
@@ -205,17 +207,17 @@ class GDPOTrainer(GRPOTrainer):
             metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
         groups = torch.arange(len(rows)) // size
         raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
-        found = objective.decompose(raw, groups, tokens, step)
-        self._log_batch(rewards, tokens, found)
-        sums = objective.score(raw)[found.scored]
+        decomposition = objective.decompose(raw, groups, tokens, step)
+        self._log_batch(rewards, tokens, decomposition)
+        sums = objective.score(raw)[decomposition.scored]
         metrics["reward"][-1] = float(sums.mean())
         metrics["reward_std"][-1] = float(sums.std())
         if objective.config.metrics:
-            for name, value in batch_metrics(found, objective).items():
+            for name, value in batch_metrics(decomposition, objective).items():
                 # TRL has them of its functions.
                 if (MEAN.name_in(name) or STD.name_in(name)) not in self.reward_func_names:
                     metrics[name].append(float(value))
-        return found.advantage
+        return decomposition.advantage
 
 
 def _decimals(rewards: Tensor) -> Tensor:

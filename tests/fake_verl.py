@@ -43,17 +43,17 @@ def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
     return config
 
 
-def trainer_of(config: DictConfig, *, seam: bool = True) -> Any:
+def trainer_of(config: DictConfig, *, hooks: bool = True) -> Any:
     """verl's trainer with nothing set up but what its advantage step and its dump read."""
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
     from gdpo_verl.plugin import validation
-    from gdpo_verl.plugin.trainer import Seam
+    from gdpo_verl.plugin.trainer import TrainerHooks
 
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config
     trainer.global_steps = 1
-    trainer.gdpo_seam = Seam(config, validation.objective_of(config)) if seam else None
+    trainer.gdpo_hooks = TrainerHooks(config, validation.objective_of(config)) if hooks else None
     return trainer
 
 

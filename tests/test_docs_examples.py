@@ -26,10 +26,6 @@ MODULES = [
 PAGES = with_examples(documents.PAGES)
 
 
-def test_the_public_modules_have_examples():
-    assert {"gdpo_verl.advantage.gdpo", "gdpo_verl.config.components"} <= set(MODULES)
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_are_true(name):
     result = doctest.testmod(importlib.import_module(name))

@@ -199,6 +199,9 @@ def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had
     assert not machine.venv.with_name("venv.old").exists()
 
 
+OTHER_UV = {"VERSION": "0.13.90", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhere"}
+
+
 @pytest.mark.parametrize("end", [{"INSTALLS": "1"}, {"KILLS": "-KILL"}, {"KILLS": "-TERM"}])
 def test_an_installation_that_ended_halfway_is_made_anew(machine, end):
     assert machine.setup("cpu").returncode == 0
@@ -223,6 +226,8 @@ def test_an_installation_that_ended_halfway_is_made_anew(machine, end):
         (["tpu"], {}, "usage: scripts/setup.sh [cpu|gpu [EXTRA ...]]"),
         (["cpu"], {"VENV": "/tmp/a place/venv"}, "expected a path without spaces"),
         (["cpu"], {"PYTHON": "false"}, "expected Python 3.10 to 3.12"),
+        # Another version of uv is not used, and this one is nowhere.
+        (["cpu"], OTHER_UV, f"No matching distribution found for uv=={UV}"),
     ],
 )
 def test_what_cannot_work_is_said_and_leaves_nothing_behind(
@@ -244,14 +249,6 @@ def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_e
     first, second = machine.asked
     assert "--index " not in first
     assert "--index https://download.pytorch.org/whl/cpu" in second
-
-
-def test_another_version_of_uv_is_not_used(machine):
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(machine.bin)}
-    done = machine.setup("cpu", VERSION="0.13.90", **offline)
-    assert done.returncode == 1
-    assert f"No matching distribution found for uv=={UV}" in done.stderr
-    assert machine.asked == []
 
 
 def test_a_script_without_an_environment_says_how_to_make_one(tmp_path):
@@ -281,20 +278,3 @@ def test_a_version_that_the_package_names_is_the_one_of_pyproject():
     for path in (ROOT / "gdpo_verl").rglob("*.py"):
         named = set(re.findall(r"\b[a-z][\w-]*==\d[\w.]*\w", path.read_text(encoding="utf-8")))
         assert named <= asked, path
-
-
-@pytest.mark.slow
-def test_the_checkout_is_tested_and_not_an_installed_copy(tmp_path):
-    copy = tmp_path / "gdpo_verl"
-    copy.mkdir()
-    (copy / "__init__.py").touch()
-    (tmp_path / "other.ini").touch()
-
-    def collect(*options: str) -> str:
-        arguments = ["--collect-only", "-q", *options, str(ROOT / "tests" / "test_setup.py")]
-        command = [sys.executable, "-c", f"import pytest; pytest.main({arguments})"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        return done.stdout + done.stderr
-
-    assert "test_the_checkout_is_tested" in collect()
-    assert "expected the package of this checkout" in collect("-c", "other.ini")

@@ -144,10 +144,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 def stock_overrides() -> list[str]:
     """The settings of the hardware recipe `cpu`, as overrides of verl's own configuration."""
     recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
-    flat = [
-        f"++{key}={json.dumps(value) if isinstance(value, str) else value}"
-        for key, value in flattened("", OmegaConf.to_container(recipe))
-    ]
+    flat = []
+    for key, value in flattened("", OmegaConf.to_container(recipe)):
+        quoted = json.dumps(value) if isinstance(value, str) else value
+        flat.append(f"++{key}={quoted}")
     lengths = ["data.max_prompt_length=64", "data.max_response_length=48"]
     return [*flat, *lengths, "trainer.logger=[console,file]"]
 

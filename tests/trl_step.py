@@ -107,7 +107,9 @@ def take_step(
 ) -> None:
     """One training step, or an evaluation, over all the rewards as one batch."""
     ours = {} if gdpo is None else {"gdpo": gdpo, "ranges": ranges}
-    Trainer = GRPOTrainer if gdpo is None else ShapedTrainer if shaped else GDPOTrainer
+    Trainer: type[GRPOTrainer] = GRPOTrainer
+    if gdpo is not None:
+        Trainer = ShapedTrainer if shaped else GDPOTrainer
     columns = list(zip(*rewards, strict=True))
     names = [f"component_{k}" for k in range(len(columns))]
     functions: Any = [

@@ -11,13 +11,13 @@ float64 on any device; NaN in a reward means *not scored*.
 from __future__ import annotations
 
 from gdpo_verl.advantage.conditions import apply_conditions, check_conditions
-from gdpo_verl.advantage.decomposition import Decomposition, decompose
+from gdpo_verl.advantage.decomposition import Credit, Decomposition, EstimatorSettings, decompose
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.gdpo import gdpo_advantages
 from gdpo_verl.advantage.groups import Groups, factorize_groups, group_normalize
 from gdpo_verl.advantage.grpo import grpo_advantages
 from gdpo_verl.advantage.tokens import MaskedRows
-from gdpo_verl.advantage.turns import Credit, TurnDecomposition, Turns, decompose_turns, to_go
+from gdpo_verl.advantage.turns import TurnDecomposition, Turns, decompose_turns, to_go
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.advantage.variants import VARIANTS, find_variant, validate_variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, Whiten
@@ -28,6 +28,7 @@ __all__ = [
     "VARIANTS",
     "Credit",
     "Decomposition",
+    "EstimatorSettings",
     "Gate",
     "Groups",
     "MaskedRows",

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,15 +18,52 @@ from gdpo_verl.advantage.checks import (
     check_rewards,
     check_weights,
 )
-from gdpo_verl.advantage.gate import Gate, check_gate
+from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, factorize_groups, groups_with_any
 from gdpo_verl.advantage.variant import GDPO, Ranges, Variant
 from gdpo_verl.advantage.whitening import NOISE_FLOOR, WHITEN_EPSILON, BatchStep, Whiten, moments
 
 logger = logging.getLogger(__name__)
 
+Credit = Literal["to_go", "turn", "answer"]
 # A larger advantage causes a warning: whitened advantages of 1,000 responses stay below 32.
 LARGE_ADVANTAGE = 100.0
+
+
+@dataclass(frozen=True)
+class EstimatorSettings:
+    """The settings of an estimator for rewards with K components, which it knows by their columns.
+
+    Attributes:
+      weights: of the components; None: all are 1.
+      ranges: of each component low and high, in reward units, or None.
+      gate: the groups without advantage.
+      variant: with its own settings.
+      whiten: the batch step; None: the variant's own.
+      epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
+      credit: what a turn is credited with.
+
+    Raises:
+      ValueError: `whiten` or `epsilon` is not allowed.
+    """
+
+    weights: Sequence[float] | None = None
+    ranges: Ranges | None = None
+    gate: Gate | None = None
+    variant: Variant = GDPO
+    whiten: Whiten | None = None
+    epsilon: float = EPSILON
+    scale: bool = True
+    credit: Credit = "to_go"
+
+    def __post_init__(self) -> None:
+        known = get_args(Whiten)
+        if self.whiten is not None and self.whiten not in known:
+            raise ValueError(f"whiten: expected one of {list(known)}, found {self.whiten!r}")
+        check_epsilon(self.epsilon)
+
+
+DEFAULTS = EstimatorSettings()
 
 
 @dataclass(frozen=True)
@@ -41,14 +78,12 @@ class Decomposition:
       rewards: the same after the conditions.
       groups: which responses share a prompt.
       weights: shape (K,).
-      epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
       ranges: float64, shape (K, 2), in reward units; NaN where a component declares none; None
         where no component declares a range.
-      gate: the groups without advantage.
       token_counts: shape (B,), the number of response tokens of each row; None where no
         whitening over tokens or sequences is needed.
-      whiten: the batch step; None is each variant's own.
-      variant: the chosen variant; the advantages of GDPO and GRPO are computed as well.
+      settings: of the estimator. The advantages of GDPO and GRPO are computed as well as those of
+        its variant.
       prepared: the spread where components have groups of their own; None where all use `groups`.
     """
 
@@ -56,14 +91,20 @@ class Decomposition:
     rewards: Tensor
     groups: Groups
     weights: Tensor
-    epsilon: float
-    scale: bool
     ranges: Tensor | None
-    gate: Gate | None
     token_counts: Tensor | None
-    whiten: Whiten | None
-    variant: Variant
+    settings: EstimatorSettings
     prepared: Spread | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """The number that is added to the standard deviation of a group, in reward units."""
+        return self.settings.epsilon
+
+    @property
+    def scale(self) -> bool:
+        """Whether values are divided by the standard deviations of the groups."""
+        return self.settings.scale
 
     @cached_property
     def largest_weight(self) -> Tensor:
@@ -94,9 +135,10 @@ class Decomposition:
     @cached_property
     def gated(self) -> Tensor:
         """Rows of the groups that the gate leaves without advantage: bool, shape (B,)."""
-        if self.gate is None:
+        gate = self.settings.gate
+        if gate is None:
             return torch.zeros_like(self.scored)
-        return self.gate.closed(self.spread)
+        return gate.closed(self.spread)
 
     @cached_property
     def has_advantage(self) -> Tensor:
@@ -153,7 +195,8 @@ class Decomposition:
     @cached_property
     def batch_step(self) -> BatchStep:
         """The chosen variant's values before and after the batch step."""
-        return self._gdpo if self.variant is GDPO else self._batch_step_of(self.variant)
+        variant = self.settings.variant
+        return self._gdpo if variant is GDPO else self._batch_step_of(variant)
 
     @cached_property
     def has_signal(self) -> Tensor:
@@ -163,20 +206,21 @@ class Decomposition:
         all of its rows. What rounding and epsilon leave of components that cancel is treated as 0.
         """
         # Where nothing is divided by a deviation, small values come from small rewards.
-        size = self._combine(self.variant).nan_to_num(0.0).abs()
-        least = 0.0 if not self.scale or self.variant.keeps_units else NOISE_FLOOR
+        variant = self.settings.variant
+        size = self._combine(variant).nan_to_num(0.0).abs()
+        least = 0.0 if not self.scale or variant.keeps_units else NOISE_FLOOR
         return groups_with_any((size > least)[:, None], self.groups)[self.groups.codes, 0]
 
     @cached_property
     def advantage(self) -> Tensor:
         """The chosen variant's advantage of each response: shape (B,); 0 where left out."""
         advantage = self.batch_step.advantage
-        if self.variant is not GDPO and advantage.numel():
+        if self.settings.variant is not GDPO and advantage.numel():
             largest = float(advantage.abs().max())
             if largest > LARGE_ADVANTAGE:
                 logger.warning(
                     "variant %s: the largest advantage is %.3g; advantages are usually below 10.",
-                    self.variant.name,
+                    self.settings.variant.name,
                     largest,
                 )
         return advantage
@@ -192,7 +236,7 @@ class Decomposition:
 
     def _batch_step_of(self, variant: Variant) -> BatchStep:
         combined = self._combine(variant)
-        over = self.whiten or variant.whiten
+        over = self.settings.whiten or variant.whiten
         if over == "none":
             # `combined` is in units of the largest weight; a linear variant is multiplied by it
             # again.
@@ -242,7 +286,7 @@ class Decomposition:
         if not variant.uses_epsilon or deviation > NOISE_FLOOR + self._most_epsilon_changes:
             return False
         # This costs as much as the variant itself, so it is the last check.
-        exact = replace(self, epsilon=0.0)._combine(variant)
+        exact = replace(self, settings=replace(self.settings, epsilon=0.0))._combine(variant)
         _, without = moments(exact, self.token_counts, over)  # type: ignore[arg-type]
         return without is not None and float(without.sqrt()) < NOISE_FLOOR
 
@@ -263,54 +307,39 @@ def decompose(
     rewards: Tensor,
     group_ids: GroupIds,
     token_counts: Tensor | None = None,
+    settings: EstimatorSettings = DEFAULTS,
     *,
     conditioned: Tensor | None = None,
-    weights: Sequence[float] | None = None,
-    whiten: Whiten | None = None,
-    epsilon: float = EPSILON,
-    scale: bool = True,
-    variant: Variant = GDPO,
-    ranges: Ranges | None = None,
-    gate: Gate | int | None = None,
 ) -> Decomposition:
-    """Check rewards, groups and settings, and collect them in a `Decomposition`.
+    """Check that settings fit the rewards and groups, and collect them in a `Decomposition`.
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, a tensor of shape (B,), or `Groups`.
       token_counts: shape (B,). A row without tokens counts in the statistics of its group, but not
         in those of whitening.
+      settings: of the estimator.
       conditioned: the rewards after `apply_conditions`; default: `rewards`.
-      weights, whiten, epsilon, scale, ranges: as in `gdpo_verl.gdpo_advantages`.
-      variant: with its settings.
-      gate: a gate, or the column of its outcome.
 
     Raises:
       ValueError: as `gdpo_verl.gdpo_advantages`.
     """
-    if whiten is not None and whiten not in get_args(Whiten):
-        raise ValueError(f"whiten: expected one of {list(get_args(Whiten))}, found {whiten!r}")
     raw = check_rewards(rewards)
     if token_counts is not None and token_counts.shape != raw.shape[:1]:
         raise ValueError(
             f"token_counts: expected shape ({len(raw)},), found {tuple(token_counts.shape)}"
         )
-    check_epsilon(epsilon)
     # Before anything is computed, so that an error names the argument and not a tensor's shape.
-    checked_weights = check_weights(weights, raw)
-    variant.check_weights(checked_weights.tolist())
-    checked_ranges = check_ranges(ranges, raw)
-    variant.check_ranges(ranges, range(raw.shape[1]))
+    weights = check_weights(settings.weights, raw)
+    settings.variant.check_weights(weights.tolist())
+    ranges = check_ranges(settings.ranges, raw)
+    settings.variant.check_ranges(settings.ranges, range(raw.shape[1]))
     return Decomposition(
         raw=raw,
         rewards=raw if conditioned is None else check_rewards(conditioned),
         groups=factorize_groups(group_ids, raw),
-        weights=checked_weights,
+        weights=weights,
+        ranges=ranges,
         token_counts=token_counts,
-        whiten=whiten,
-        epsilon=epsilon,
-        scale=scale,
-        variant=variant,
-        ranges=checked_ranges,
-        gate=check_gate(gate, raw.shape[1]),
+        settings=settings,
     )

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from gdpo_verl.advantage.checks import EPSILON, check_rewards, result_dtype
-from gdpo_verl.advantage.decomposition import decompose
-from gdpo_verl.advantage.gate import Gate
+from gdpo_verl.advantage.decomposition import EstimatorSettings, decompose
+from gdpo_verl.advantage.gate import Gate, check_gate
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
 from gdpo_verl.advantage.variant import Ranges
@@ -86,19 +86,19 @@ def gdpo_advantages(
     raw = check_rewards(rewards)
     rows = MaskedRows(response_mask, len(raw), result_dtype(rewards))
     chosen = find_variant(variant)
-    found = decompose(
-        raw,
-        group_ids,
-        rows.counts,
+    if options:
+        chosen = chosen.with_settings(options)
+    settings = EstimatorSettings(
         weights=weights,
+        ranges=ranges,
+        gate=check_gate(gate, raw.shape[1]),
+        variant=chosen,
         whiten=whiten,
         epsilon=epsilon,
         scale=scale,
-        variant=chosen.with_settings(options) if options else chosen,
-        ranges=ranges,
-        gate=gate,
     )
+    found = decompose(raw, group_ids, rows.counts, settings)
     # The size of the groups depends on the batch, and `decompose` has checked only the settings.
-    if found.variant.least_group > 1:
-        found.variant.check_group_size(found.groups.largest, raw.shape[1])
+    if chosen.least_group > 1:
+        chosen.check_group_size(found.groups.largest, raw.shape[1])
     return rows.scale_(found.advantage)

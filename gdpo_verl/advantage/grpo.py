@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gdpo_verl.advantage.checks import EPSILON, result_dtype
-from gdpo_verl.advantage.decomposition import decompose
+from gdpo_verl.advantage.decomposition import EstimatorSettings, decompose
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.tokens import MaskedRows
 
@@ -38,5 +38,6 @@ def grpo_advantages(
     component that is not scored adds 0 to the sum. Sums that differ only by the rounding of the
     addition are treated as equal.
     """
-    found = decompose(rewards, group_ids, weights=weights, epsilon=epsilon, scale=scale)
+    settings = EstimatorSettings(weights=weights, epsilon=epsilon, scale=scale)
+    found = decompose(rewards, group_ids, settings=settings)
     return MaskedRows(response_mask, len(found.raw), result_dtype(rewards)).scale_(found.grpo)

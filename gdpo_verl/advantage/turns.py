@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.groups import Groups, Spread
 from gdpo_verl.advantage.variant import Variant
 from gdpo_verl.advantage.whitening import BatchStep
-
-Credit = Literal["to_go", "turn", "answer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,10 +162,10 @@ def decompose_turns(
     spread.scored &= ~whole.gated[responses][:, None]
     entries = replace(
         whole,
+        settings=replace(whole.settings, gate=None),
         raw=credit,
         rewards=credit,
         groups=Groups(codes[responses], number),
-        gate=None,
         token_counts=turns.tokens,
         prepared=spread,
     )

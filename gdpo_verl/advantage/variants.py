@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gdpo_verl.advantage.decomposition import decompose
+from gdpo_verl.advantage.decomposition import DEFAULTS, EstimatorSettings, decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.names import did_you_mean
 
@@ -130,14 +131,18 @@ def _load_file(path: str) -> ModuleType:
 
 
 def validate_variant(
-    variant: Variant, where: str, *, weights: Sequence[float], **settings: Any
+    variant: Variant,
+    where: str,
+    *,
+    weights: Sequence[float],
+    settings: EstimatorSettings = DEFAULTS,
 ) -> None:
     """Call a user's variant on a small batch before anything depends on it.
 
     Args:
       where: the configuration key, for errors.
       weights: one a component.
-      settings: `ranges`, `epsilon` and `scale`, as in `decompose`.
+      settings: the others of the estimator; its gate and its whitening are not used.
 
     Raises:
       ValueError: it raised, returned something else than a finite number for each response, or
@@ -152,10 +157,9 @@ def validate_variant(
     rewards[4] = torch.nan
     groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
-    found = decompose(rewards, groups, tokens, weights=weights, variant=variant, **settings)
-    untouched = decompose(
-        rewards.clone(), groups, tokens.clone(), weights=weights, variant=variant, **settings
-    )
+    settings = replace(settings, variant=variant, weights=weights, whiten=None, gate=None)
+    found = decompose(rewards, groups, tokens, settings)
+    untouched = decompose(rewards.clone(), groups, tokens.clone(), settings)
     try:
         with random_state_kept():
             _ = found.advantage

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from gdpo_verl.advantage import VARIANTS, find_variant
+from gdpo_verl.advantage import VARIANTS, Credit, EstimatorSettings, Whiten, find_variant
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
@@ -188,11 +188,25 @@ def choice(where: str, node: Mapping[str, Any], key: str, known: Any, default: A
     return found
 
 
-def epsilon(value: Any, where: str) -> float:
-    """`algorithm.gdpo.epsilon`."""
-    valid = is_number(value) and value >= 0
-    _expect(valid, f"{where}.epsilon", "a number >= 0", value)
-    return float(value)
+def estimator(
+    algorithm: Mapping[str, Any], node: Mapping[str, Any], root: str
+) -> EstimatorSettings:
+    """The settings that reach the estimator as they are written.
+
+    Args:
+      node: the section `gdpo` of `algorithm`.
+    """
+    section = f"{root}.gdpo"
+    default = EstimatorSettings()
+    epsilon = node.get("epsilon", default.epsilon)
+    valid = is_number(epsilon) and epsilon >= 0
+    _expect(valid, f"{section}.epsilon", "a number >= 0", epsilon)
+    return EstimatorSettings(
+        whiten=choice(section, node, "whiten", Whiten, default.whiten),
+        epsilon=float(epsilon),
+        scale=flag(root, algorithm, SCALE, default.scale),
+        credit=choice(section, node, "credit", Credit, default.credit),
+    )
 
 
 def conditions(node: Any, where: str) -> dict[str, Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -14,18 +14,16 @@ from torch import Tensor
 
 from gdpo_verl.advantage import (
     VARIANTS,
-    Credit,
     Decomposition,
+    EstimatorSettings,
     Gate,
     Variant,
-    Whiten,
     apply_conditions,
     check_conditions,
     decompose,
     find_variant,
     validate_variant,
 )
-from gdpo_verl.advantage.checks import EPSILON
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.turns import check_credit
@@ -60,18 +58,15 @@ class GdpoConfig:
     Attributes:
       reward_keys: `algorithm.gdpo_reward_keys`; None means the declared components.
       reward_weights: `algorithm.gdpo_reward_weights`, by component; None means all 1.
-      scale: `algorithm.norm_adv_by_std_in_grpo`.
       variant: `algorithm.gdpo.variant`, and `options`, its settings, as written.
-      whiten: None is the variant's own.
-      epsilon, conditions, gate, schedule, derived, credit, metrics: the keys of `algorithm.gdpo`.
+      conditions, gate, schedule, derived, metrics: the keys of `algorithm.gdpo`.
+      estimator: what reaches the estimator as it is written. The rest of these settings depends on
+        the components: `Objective.settings_at`.
       wording: of errors.
     """
 
     reward_keys: tuple[str, ...] | None = None
     reward_weights: Mapping[str, float] | None = None
-    scale: bool = True
-    whiten: Whiten | None = None
-    epsilon: float = EPSILON
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     metrics: bool = True
     variant: str = "gdpo"
@@ -79,7 +74,7 @@ class GdpoConfig:
     gate: Mapping[str, Any] | None = None
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)
-    credit: Credit = "to_go"
+    estimator: EstimatorSettings = field(default_factory=EstimatorSettings)
     wording: Wording = field(default=VERL, compare=False, repr=False)
 
     @classmethod
@@ -104,16 +99,13 @@ class GdpoConfig:
         return cls(
             reward_keys=keys,
             reward_weights=weights,
-            scale=parsing.flag(root, algorithm, parsing.SCALE, cls.scale),
             variant=variant,
             options=options,
-            whiten=parsing.choice(section, node, "whiten", Whiten, None),
-            epsilon=parsing.epsilon(node.get("epsilon", cls.epsilon), section),
+            estimator=parsing.estimator(algorithm, node, root),
             conditions=parsing.conditions(node.get("conditions"), section),
             gate=parsing.gate(node.get("gate"), section),
             schedule=parsing.schedules(node.get("schedule"), section),
             derived=parsing.derived(node.get("derived"), wording),
-            credit=parsing.choice(section, node, "credit", Credit, cls.credit),
             metrics=parsing.flag(section, node, "metrics", cls.metrics),
             wording=wording,
         )
@@ -180,7 +172,7 @@ class GdpoConfig:
         self._check_variant(objective)
         if objective.credits_turns:
             variant = self.chosen_variant
-            check_credit(variant, self.whiten or variant.whiten, section)
+            check_credit(variant, self.estimator.whiten or variant.whiten, section)
         return objective
 
     def _keys(
@@ -240,7 +232,7 @@ class GdpoConfig:
 
     def check(self, group_size: int) -> None:
         """Refuse groups of one response, and warn of what makes no difference to GRPO."""
-        if not self.scale:
+        if not self.estimator.scale:
             _warn_once(
                 f"{self.wording.root}.{parsing.SCALE}=false: without the groups' standard "
                 "deviations the components are only centred, and decoupling them makes no "
@@ -293,14 +285,14 @@ class Objective:
     @property
     def credits_turns(self) -> bool:
         """Turns have advantages of their own."""
-        return bool(self.by_turn) and self.config.credit != "answer"
+        return bool(self.by_turn) and self.config.estimator.credit != "answer"
 
     @property
     def masks_key(self) -> str:
         """The key that asks for the response masks as they were sampled; '' where none does."""
         if not (self.config.derived or self.credits_turns):
             return ""
-        name = "derived" if self.config.derived else f"credit={self.config.credit}"
+        name = "derived" if self.config.derived else f"credit={self.config.estimator.credit}"
         return f"{self.config.wording.root}.gdpo.{name}"
 
     def check_groups(self, size: int | None = None) -> None:
@@ -318,9 +310,7 @@ class Objective:
                 variant,
                 f"{config.wording.root}.gdpo.variant",
                 weights=self.weights,
-                ranges=self.range_list,
-                epsilon=config.epsilon,
-                scale=config.scale,
+                settings=self.settings_at(0),
             )
 
     def weights_at(self, step: int) -> tuple[float, ...]:
@@ -330,6 +320,21 @@ class Objective:
             schedule[key].weight(step) if key in schedule else weight
             for key, weight in zip(self.keys, self.weights, strict=True)
         )
+
+    def settings_at(self, step: int) -> EstimatorSettings:
+        """The settings of the estimator at a global step."""
+        return replace(
+            self.config.estimator,
+            weights=self.weights_at(step),
+            ranges=self.range_list,
+            gate=self.gate,
+            variant=self.config.chosen_variant,
+        )
+
+    def of_answers(self) -> Objective:
+        """The objective of an estimator that credits complete responses, never their turns."""
+        estimator = replace(self.config.estimator, credit="answer")
+        return replace(self, config=replace(self.config, estimator=estimator))
 
     def conditioned(self, raw: Tensor, looked_at: Tensor | None = None) -> Tensor:
         """The rewards after the conditions, as `apply_conditions`: shape (B, K)."""
@@ -402,20 +407,8 @@ class Objective:
           raw: float64, shape (B, K), in the order of the keys, with the derived ones.
           group_ids, token_counts: as in `gdpo_verl.advantage.decompose`.
         """
-        config = self.config
-        return decompose(
-            raw,
-            group_ids,
-            token_counts,
-            conditioned=self.conditioned(raw),
-            weights=self.weights_at(step),
-            whiten=config.whiten,
-            epsilon=config.epsilon,
-            scale=config.scale,
-            variant=config.chosen_variant,
-            ranges=self.range_list,
-            gate=self.gate,
-        )
+        settings = self.settings_at(step)
+        return decompose(raw, group_ids, token_counts, settings, conditioned=self.conditioned(raw))
 
     @property
     def range_list(self) -> Ranges:

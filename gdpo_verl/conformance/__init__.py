@@ -49,8 +49,9 @@ class Result:
 @cache
 def vectors() -> dict[str, Any]:
     """The content of vectors.json: its profiles and its vectors."""
-    found: dict[str, Any] = json.loads(files(__name__).joinpath("vectors.json").read_text("utf-8"))
-    return found
+    text = files(__name__).joinpath("vectors.json").read_text("utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
 
 
 def check(
@@ -77,11 +78,11 @@ def check(
     Raises:
       ValueError: there is no such profile, or it has no vectors of a feature.
     """
-    known = vectors()["profiles"]
-    if profile not in known:
-        raise ValueError(f"profile: expected one of {sorted(known)}, found {profile!r}")
-    of_profile = [each for each in vectors()["vectors"] if profile in each["expected"]]
-    offered = {each["feature"] for each in of_profile if "feature" in each}
+    profiles = vectors()["profiles"]
+    if profile not in profiles:
+        raise ValueError(f"profile: expected one of {sorted(profiles)}, found {profile!r}")
+    of_profile = [vector for vector in vectors()["vectors"] if profile in vector["expected"]]
+    offered = {vector["feature"] for vector in of_profile if "feature" in vector}
     if isinstance(features, str) or not offered.issuperset(features):
         raise ValueError(
             f"features: expected a list of those of profile {profile!r}, {sorted(offered)}, "
@@ -89,21 +90,22 @@ def check(
         )
     for vector in of_profile:
         expected = vector["expected"][profile]
-        if not {vector.get("feature")} <= {None, *features}:
+        feature = vector.get("feature")
+        if feature is not None and feature not in features:
             continue
         wanted = _by_response(expected)
-        given = [vector[key] for key in ("rewards", "groups", "token_counts", "weights")]
-        found = None
+        arguments = [vector[key] for key in ("rewards", "groups", "token_counts", "weights")]
+        advantages = None
         fault = ""
         try:
-            returned = _by_response(function(*given, **vector["settings"]))
-            found = list(chain(*returned))
+            returned = _by_response(function(*arguments, **vector["settings"]))
+            advantages = list(chain(*returned))
             fault = _fault(wanted, returned, max(tolerance, vector["tolerance"]))
         except NotImplementedError:
             pass  # a function without conditions or variants may conform in everything else
         except Exception as error:  # the vectors after this one are tried all the same
             fault = f"it raised {type(error).__name__}: {error}"
-        yield Result(vector, list(chain(*wanted)), found, fault)
+        yield Result(vector, list(chain(*wanted)), advantages, fault)
 
 
 def _by_response(advantages: Sequence[Any]) -> list[list[float]]:
@@ -119,14 +121,14 @@ def _fault(
     wanted: Sequence[Sequence[float]], returned: Sequence[Sequence[float]], tolerance: float
 ) -> str:
     """Say what is wrong with the advantages of the responses; '' if nothing is."""
-    counts = [len(each) for each in wanted]
-    own = [len(each) for each in returned]
+    counts = [len(turns) for turns in wanted]
+    own = [len(turns) for turns in returned]
     if own != counts:
         return f"expected {counts} advantages for the responses, found {own}"
     pairs = zip(chain(*wanted), chain(*returned), strict=True)
-    for place, (expected, found) in enumerate(pairs):
-        if not abs(found - expected) <= tolerance:  # also for a NaN
-            return f"expected {expected} as advantage {place}, found {found}"
+    for place, (expected, value) in enumerate(pairs):
+        if not abs(value - expected) <= tolerance:  # also for a NaN
+            return f"expected {expected} as advantage {place}, found {value}"
     return ""
 
 
@@ -138,6 +140,8 @@ def assert_conforms(
 ) -> None:
     """Raise AssertionError, which names each vector that a function fails; see `check`."""
     results = check(function, profile, tolerance, features)
-    failed = [each for each in results if not each.conforms]
-    lines = [f"{each.vector['name']} ({each.vector['about']}): {each.fault}" for each in failed]
+    failed = [result for result in results if not result.conforms]
+    lines = []
+    for result in failed:
+        lines.append(f"{result.vector['name']} ({result.vector['about']}): {result.fault}")
     assert not failed, f"{len(failed)} vectors of profile {profile!r}:\n" + "\n".join(lines)

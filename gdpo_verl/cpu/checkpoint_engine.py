@@ -114,7 +114,10 @@ class GlooCheckpointEngine(CheckpointEngine):
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """Yield the names and weights in the order in which they are sent."""
         count = 0
-        while (described := json.loads(self.store.get(f"weight {count}"))) is not None:
+        while True:
+            described = json.loads(self.store.get(f"weight {count}"))
+            if described is None:
+                return
             name, shape, dtype = described
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
             self._broadcast(weight)

@@ -131,8 +131,8 @@ def _read_config(path: str) -> dict[str, Any]:
         return {}
     for offline in (True, False):  # the cache first, because an unreachable hub takes long
         with contextlib.suppress(OSError, ValueError):
-            found, _ = PretrainedConfig.get_config_dict(
+            content, _ = PretrainedConfig.get_config_dict(
                 os.path.expanduser(path), local_files_only=offline
             )
-            return dict(found.get("text_config", found))
+            return dict(content.get("text_config", content))
     return {}

@@ -88,7 +88,7 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
     return " ".join(command)
 
 
-def serve(listener: socket.socket, modules: Sequence[str]) -> None:
+def serve_workers(listener: socket.socket, modules: Sequence[str]) -> None:
     """Import, then fork a worker for each request; return in the server and in each worker."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
     gc.disable()  # it would take a sixth of the time, and the modules' objects stay anyway
@@ -215,6 +215,6 @@ def proxy_for_worker(address: str, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--serve":
-        serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+        serve_workers(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
     else:
         proxy_for_worker(sys.argv[1], sys.argv[2:])

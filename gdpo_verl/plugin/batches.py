@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gdpo_verl.plugin.validation import on_default_trainer
+
 _ACTOR = "actor_rollout_ref"
 
 
@@ -18,6 +20,8 @@ def check(config: Any) -> None:
     Raises:
       ValueError: names the key and the number of responses.
     """
+    if not on_default_trainer(config):
+        return
     actor, rollout, ref = (config[_ACTOR][part] for part in ("actor", "rollout", "ref"))
     if actor.strategy not in ("fsdp", "fsdp2") or config.trainer.get("val_only", False):
         return

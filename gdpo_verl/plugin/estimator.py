@@ -14,7 +14,7 @@ from torch import Tensor
 from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import NEEDS_SEAM, RewardBatch, RewardRows
+from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS, RewardBatch, RewardRows
 from gdpo_verl.plugin.row_key import RowKey
 
 
@@ -148,8 +148,8 @@ def _rows_of_arguments(
     verl's legacy trainer does this, and so do other trainers that call its `compute_advantage`: see
     `gdpo_verl.plugin.legacy`.
     """
-    seam = getattr(legacy_trainer.get(), "gdpo_seam", None)
-    objective: Objective | None = getattr(seam, "objective", None)
+    hooks = getattr(legacy_trainer.get(), "gdpo_hooks", None)
+    objective: Objective | None = getattr(hooks, "objective", None)
     if index is None or non_tensor_batch is None or (objective is None and config is None):
         raise RuntimeError(
             "algorithm.adv_estimator=gdpo: expected the reward components, found none: gdpo-verl "
@@ -172,7 +172,7 @@ def rows_of_columns(
       columns: arrays of length B; only those of the components are read.
     """
     if objective.masks_key:
-        raise ValueError(f"{objective.masks_key}: {NEEDS_SEAM}")
+        raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
     known = [key for key in objective.keys if key in columns]
     infos = [{key: columns[key][row] for key in known} for row in range(len(uids))]
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_verl.plugin import estimator, reward, validation
-from gdpo_verl.plugin.trainer import Seam, given_up_on_error, seam_of
+from gdpo_verl.plugin import estimator, validation
+from gdpo_verl.plugin.checks import Moment, Run, check_run
+from gdpo_verl.plugin.trainer import TrainerHooks, given_up_on_error, hooks_of
 
 
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
     """Wrap `RayPPOTrainer.__init__`: check the reward function before the first rollout."""
     original(trainer, *args, **kwargs)
     if validation.uses_plugin(trainer.config):
-        validation.objective_of(trainer.config, reward.probe_reward(trainer))
-    _attach_seam(trainer)
+        check_run(Run(trainer.config, trainer), Moment.ROWS, Moment.RETURNED)
+    _attach_hooks(trainer)
 
 
 def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `SeparateRayPPOTrainer._fit_compute_advantage`."""
-    _attach_seam(trainer)
+    _attach_hooks(trainer)
     return original(trainer, *args, **kwargs)
 
 
@@ -32,25 +33,26 @@ def metrics_of(batch: Any) -> dict[str, float]:
     """Compute the metrics of a batch, a `DataProto`; none where the run has no components."""
     trainer = estimator.legacy_trainer.get()
     metrics = dict[str, float]()
-    seam: Seam | None = getattr(trainer, "gdpo_seam", None)
-    if seam is None:  # also after `given_up_on_error`
+    hooks: TrainerHooks | None = getattr(trainer, "gdpo_hooks", None)
+    if hooks is None:  # also after `given_up_on_error`
         return metrics
     with given_up_on_error(trainer):
         columns = batch.non_tensor_batch
-        rows = estimator.rows_of_columns(seam.objective, columns["uid"], columns)
+        rows = estimator.rows_of_columns(hooks.objective, columns["uid"], columns)
         rewards = estimator.joined(rows, batch)
-        seam.check_score(rewards, batch)
-        if seam.objective.config.metrics:
+        hooks.check_score(rewards, batch)
+        if hooks.objective.config.metrics:
             # Trackers accept only plain numbers.
-            metrics = {k: float(v) for k, v in seam.metrics(rewards).items()}
+            metrics = {k: float(v) for k, v in hooks.metrics(rewards).items()}
     return metrics
 
 
-def _attach_seam(trainer: Any) -> None:
+def _attach_hooks(trainer: Any) -> None:
     """Attach our state at the first call, and tell the estimator which trainer it is."""
-    if not hasattr(trainer, "gdpo_seam"):
-        trainer.gdpo_seam = seam_of(trainer.config)
-        if trainer.gdpo_seam is not None:
-            validation.check_settings(trainer.config)
-            validation.check_trainer(trainer.config, trainer.gdpo_seam.objective)
+    if not hasattr(trainer, "gdpo_hooks"):
+        trainer.gdpo_hooks = hooks_of(trainer.config)
+        if trainer.gdpo_hooks is not None:
+            run = Run(trainer.config)
+            run.objective = trainer.gdpo_hooks.objective
+            check_run(run, Moment.KEYS, Moment.CONFIGURATION, Moment.COMPONENTS)
     estimator.legacy_trainer.set(trainer)

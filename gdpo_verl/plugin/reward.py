@@ -25,7 +25,6 @@ from gdpo_verl.config.components import RESERVED
 from gdpo_verl.plugin.reward_function import (
     MANAGER_NAME,
     in_configuration,
-    unnamed_arguments,
     user_place,
 )
 from gdpo_verl.reward_dicts import expected_dict, unnested
@@ -35,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 # The largest relative difference of a score from the sum of its components; verl keeps float32.
 SCORE_TOLERANCE = 1e-4
-# Training rows whose prompts are measured.
-MEASURED = 32
 
 
 @random_state_kept()
@@ -51,23 +48,15 @@ def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
       the row's name; {} when it needs a reward model, which does not run yet.
 
     Raises:
-      ValueError: it cannot be called, raised, or returned what ends a run; or prompts are too
-        long.
+      ValueError: it cannot be called, raised, or returned what ends a run.
     """
     from verl.trainer.ppo.reward import load_reward_manager
 
     config = trainer.config
     tokenizer = trainer.tokenizer
-    first = [trainer.train_dataset[n] for n in range(min(MEASURED, len(trainer.train_dataset)))]
-    problem = overlong_prompts(config, tokenizer, trainer.train_dataset, first)
-    if problem:
-        raise ValueError(problem)
     if config.reward.reward_model.enable:
         return {}
-    problems = unnamed_arguments(config)
-    if problems:
-        raise ValueError("; ".join(problems))
-    prompt = prompt_text(config, tokenizer, first[0])
+    prompt = prompt_text(config, tokenizer, trainer.train_dataset[0])
     warning = opened_thought_warning(config, prompt)
     if warning:
         logger.warning(warning)

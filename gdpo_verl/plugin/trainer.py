@@ -14,7 +14,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from gdpo_verl.plugin import (
     validation,
 )
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
 from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.hooks import wrap
@@ -57,26 +57,25 @@ def install(v1: Any) -> None:
     aggregation.install(base.MetricsAggregator)
 
 
-def _with_seam(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Use the wrapper only where the trainer has a `Seam`; else call verl's method alone."""
+def _with_hooks(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Use the wrapper only where the trainer has our hooks; else call verl's method alone."""
 
     def wrapped(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(trainer, "gdpo_seam", None) is None:
+        if getattr(trainer, "gdpo_hooks", None) is None:
             return original(trainer, *args, **kwargs)
         return wrapper(original, trainer, *args, **kwargs)
 
     return wrapped
 
 
-class Seam:
+class TrainerHooks:
     """Our state in one trainer, from its first row to its last dump."""
 
     def __init__(self, config: Any, objective: Objective) -> None:
         self.config = config
         self.estimates = validation.is_gdpo(config)
         # verl's own estimators give each response one advantage, so per-turn components are summed.
-        answers = replace(objective, config=replace(objective.config, credit="answer"))
-        self.objective = objective if self.estimates else answers
+        self.objective = objective if self.estimates else objective.of_answers()
         self.failures: replay_buffer.SessionFailures | None = None
         self.dump = Dump(self.objective)
         self._failures_warned = self._score_checked = False
@@ -174,13 +173,14 @@ class Seam:
 
 def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     config = trainer.config
-    trainer.gdpo_seam = None
+    trainer.gdpo_hooks = None
     if not validation.uses_plugin(config):
         return original(trainer, *args, **kwargs)
-    validation.check_components(config)
-    objective = validation.objective_of(config)
-    seam = None if objective is None else Seam(config, objective)
-    if seam is not None and config.data.get("seed") is None:
+    run = Run(config, trainer)
+    check_run(run, Moment.FILES, Moment.COMPONENTS)
+    objective = run.objective
+    hooks = None if objective is None else TrainerHooks(config, objective)
+    if hooks is not None and config.data.get("seed") is None:
         # Without data.seed, verl draws other rows for data.train_max_samples at each start, also
         # when it resumes (verl/utils/dataset/rl_dataset.py). With this seed the rows stay the same,
         # and so does the order, which verl takes from a new generator where there is no seed
@@ -188,24 +188,22 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
         with open_dict(config):
             config.data.seed = torch.Generator().initial_seed()
     result = original(trainer, *args, **kwargs)
-    trainer.gdpo_seam = seam
+    trainer.gdpo_hooks = hooks
     buffer = getattr(trainer, "replay_buffer", None)
     # The GDPO run and its baseline learn from the same groups.
     replay_buffer.filter_by_components(buffer, objective, lambda: trainer.global_steps)
-    returned = reward.probe_reward(trainer)
-    validation.objective_of(config, returned)
-    validation.check_filter(config, returned)
-    if seam is not None and buffer is not None:
-        seam.failures = replay_buffer.SessionFailures(
-            buffer, config.actor_rollout_ref.rollout.n, stop=seam.estimates
+    check_run(run, Moment.ROWS, Moment.RETURNED)
+    if hooks is not None and buffer is not None:
+        hooks.failures = replay_buffer.SessionFailures(
+            buffer, config.actor_rollout_ref.rollout.n, stop=hooks.estimates
         )
     return result
 
 
-def seam_of(config: Any) -> Seam | None:
+def hooks_of(config: Any) -> TrainerHooks | None:
     """Return our state for a run, or None where the run has no components."""
     objective = validation.objective_of(config) if validation.uses_plugin(config) else None
-    return None if objective is None else Seam(config, objective)
+    return None if objective is None else TrainerHooks(config, objective)
 
 
 @contextlib.contextmanager
@@ -219,35 +217,35 @@ def given_up_on_error(trainer: Any) -> Iterator[None]:
         # For a row without the components, our manager has kept the reward function's own score.
         sums = trainer.config.reward.reward_manager.name == MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
-        seam = trainer.gdpo_seam
-        if seam is None or seam.estimates or seam.objective.config.derived or no_score:
+        hooks = trainer.gdpo_hooks
+        if hooks is None or hooks.estimates or hooks.objective.config.derived or no_score:
             raise
         text = "this run has no more metrics for the reward components, because of an error"
         logger.warning(text, exc_info=True)
-        trainer.gdpo_seam = None
+        trainer.gdpo_hooks = None
 
 
 def _compute_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-    if not hasattr(trainer, "gdpo_seam"):  # a derived trainer with its own data loader
-        trainer.gdpo_seam = seam_of(trainer.config)
-    if trainer.gdpo_seam is None:
+    if not hasattr(trainer, "gdpo_hooks"):  # a derived trainer with its own data loader
+        trainer.gdpo_hooks = hooks_of(trainer.config)
+    if trainer.gdpo_hooks is None:
         return original(trainer, *args, **kwargs)
-    return _with_components(original, trainer, trainer.gdpo_seam, *args, **kwargs)
+    return _with_components(original, trainer, trainer.gdpo_hooks, *args, **kwargs)
 
 
 @queue.collector_paused()
 def _with_components(
-    original: Any, trainer: Any, seam: Seam, batch: Any, metrics: dict[str, Any]
+    original: Any, trainer: Any, hooks: TrainerHooks, batch: Any, metrics: dict[str, Any]
 ) -> Any:
     rows = None
     with given_up_on_error(trainer):
-        rows = seam.rows(batch, getattr(trainer, "global_steps", 0))
+        rows = hooks.rows(batch, getattr(trainer, "global_steps", 0))
     if rows is None:
         return original(trainer, batch, metrics)
     step = AdvantageStep(rows)
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
-    if seam.objective.config.derived and not seam.config.algorithm.use_kl_in_reward:
+    if hooks.objective.config.derived and not hooks.config.algorithm.use_kl_in_reward:
         # verl writes the tensor back only with a penalty; else its metrics would use the score of
         # the reward function.
         name = "token_level_rewards"
@@ -255,11 +253,11 @@ def _with_components(
         table = step.data.batch[name]
         queue.put_response_tokens(batch.keys, batch.partition_id, name, table, lengths)
     with given_up_on_error(trainer):
-        seam.report(step, metrics)
+        hooks.report(step, metrics)
     return result
 
 
-@_with_seam
+@_with_hooks
 def _dump_generations(
     original: Any,
     trainer: Any,
@@ -273,14 +271,14 @@ def _dump_generations(
 ) -> Any:
     infos = reward_extra_infos_dict  # verl's name, because it may be passed by keyword
     with given_up_on_error(trainer):
-        infos = trainer.gdpo_seam.dump.move_into(infos)
+        infos = trainer.gdpo_hooks.dump.move_into(infos)
     return original(trainer, inputs, outputs, gts, scores, infos, *args, **kwargs)
 
 
-_save_checkpoint = _with_seam(checkpoint.save)
+_save_checkpoint = _with_hooks(checkpoint.save)
 
 
-@_with_seam
+@_with_hooks
 def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     watch = liveness.ActorWatch()
     liveness.check_at_each_poll(trainer.replay_buffer, watch)

@@ -34,7 +34,7 @@ from gdpo_verl.sandbox.fusion import FusionSandbox, check_service
 __all__ = ["ParseError", "Tests", "compute_score", "find_code", "parse_ground_truth"]
 
 
-Verdict = tuple[bool, Status]
+TestVerdict = tuple[bool, Status]
 Solver = Sandbox | FusionSandbox
 """Something that runs the program of a response."""
 
@@ -128,7 +128,7 @@ def _as_published(tests: Tests) -> Tests:
     """Prepare a row as verl does: the first ten tests, and common imports before the program."""
     inputs, outputs = tests.inputs[:10], tests.outputs[:10]
     if tests.kind == "call":
-        inputs = [[*map(_number_keys, given[:1]), *given[1:]] for given in inputs]
+        inputs = [[*map(_number_keys, call[:1]), *call[1:]] for call in inputs]
     return replace(tests, inputs=inputs, outputs=outputs, setup=f"{PUBLISHED_SETUP}\n{tests.setup}")
 
 
@@ -142,24 +142,26 @@ def _number_keys(value: Any) -> Any:
 
 def _judge(
     tests: Tests, code: str, solver: Solver, checker: Sandbox, strict: bool
-) -> Iterator[Verdict]:
+) -> Iterator[TestVerdict]:
     if tests.kind == "assert":
         for test in tests.inputs:
             yield _run_assert(tests, test, code, solver, checker)
         return
-    for given, expected in zip(tests.inputs, tests.outputs, strict=True):
+    for test_input, expected in zip(tests.inputs, tests.outputs, strict=True):
         if tests.kind == "call":
-            yield _run_call(tests, given, expected, code, solver)
+            yield _run_call(tests, test_input, expected, code, solver)
             continue
-        outcome = solver.run(code, given, setup=tests.setup)
+        outcome = solver.run(code, test_input, setup=tests.setup)
         same = same_text if strict else same_lines
         yield outcome.status is Status.OK and same(outcome.text, expected), outcome.status
 
 
-def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: Solver) -> Verdict:
+def _run_call(
+    tests: Tests, arguments: list[Any], expected: Any, code: str, solver: Solver
+) -> TestVerdict:
     outcome = solver.load(tests.setup, code, tests.name)  # anew: tests share no state
     if outcome.status is Status.OK:
-        outcome = solver.call(json.dumps(encode([given, {}])))
+        outcome = solver.call(json.dumps(encode([arguments, {}])))
     if outcome.status is not Status.OK:
         return False, outcome.status
     try:
@@ -168,7 +170,9 @@ def _run_call(tests: Tests, given: list[Any], expected: Any, code: str, solver: 
         return False, Status.NOT_PLAIN
 
 
-def _run_assert(tests: Tests, test: str, code: str, solver: Solver, checker: Sandbox) -> Verdict:
+def _run_assert(
+    tests: Tests, test: str, code: str, solver: Solver, checker: Sandbox
+) -> TestVerdict:
     """Run a test in one sandbox, which calls the program of the response in another sandbox."""
     outcome = solver.load(tests.setup, code, tests.name)
     if outcome.status is not Status.OK:

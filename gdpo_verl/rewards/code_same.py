@@ -18,58 +18,58 @@ import numpy as np
 from gdpo_verl.sandbox.child import KINDS, decode, encode
 
 
-def same_text(found: str, expected: str) -> bool:
+def same_text(result: str, expected: str) -> bool:
     """Compare line by line, whatever the white space.
 
     A number that `expected` writes with a point or an exponent has the tolerance.
     """
-    found, expected = found.strip(), expected.strip()
-    if found.count("\n") != expected.count("\n"):  # before a list of a million lines is made
+    result, expected = result.strip(), expected.strip()
+    if result.count("\n") != expected.count("\n"):  # before a list of a million lines is made
         return False
-    return all(map(_same_line, found.split("\n"), expected.split("\n")))
+    return all(map(_same_line, result.split("\n"), expected.split("\n")))
 
 
-def _same_line(found: str, expected: str) -> bool:
-    if found == expected:
+def _same_line(result: str, expected: str) -> bool:
+    if result == expected:
         return True
     b = expected.split()
-    a = found.split(None, len(b))  # no more of a line that may be megabytes long
+    a = result.split(None, len(b))  # no more of a line that may be megabytes long
     return len(a) == len(b) and all(map(_same_word, a, b))
 
 
-def _same_word(found: str, expected: str) -> bool:
-    if found == expected or "_" in found or not any(mark in expected for mark in ".eE"):
-        return found == expected  # float() reads 1_0 as 10
+def _same_word(result: str, expected: str) -> bool:
+    if result == expected or "_" in result or not any(mark in expected for mark in ".eE"):
+        return result == expected  # float() reads 1_0 as 10
     try:
         number = float(expected)
         # Digits too large for a float may be another number's. The word for infinity is none's.
-        if math.isinf(number) and any(map(str.isdigit, found)):
+        if math.isinf(number) and any(map(str.isdigit, result)):
             return False
-        return _close(float(found), number)
+        return _close(float(result), number)
     except ValueError:
         return False
 
 
-def same_lines(found: str, expected: str) -> bool:
+def same_lines(result: str, expected: str) -> bool:
     """Compare as verl does: lines as texts, or all of them as numbers by numpy.allclose.
 
     White space around the whole and around what was printed does not count, nor do empty lines.
     """
-    lines = found.splitlines()
+    lines = result.splitlines()
     texts = "\n".join(lines), "\n".join(map(str.strip, lines))
     if expected.strip() in map(str.strip, texts):
         return True
-    asked = [line.strip() for line in expected.split("\n") if line]
+    expected_lines = [line.strip() for line in expected.split("\n") if line]
     printed = [line for line in lines if line]
-    return asked in (lines, printed) or _all_close(printed, asked)
+    return expected_lines in (lines, printed) or _all_close(printed, expected_lines)
 
 
-def _all_close(found: list[str], expected: list[str]) -> bool:
+def _all_close(result: list[str], expected: list[str]) -> bool:
     """Compare as numpy.allclose does, but not integers without a sign, which are exact."""
-    if len(found) != len(expected) or all(map(str.isdigit, found + expected)):
+    if len(result) != len(expected) or all(map(str.isdigit, result + expected)):
         return False
     try:
-        return np.allclose([float(word) for word in found], [float(word) for word in expected])
+        return np.allclose([float(word) for word in result], [float(word) for word in expected])
     except ValueError:
         return False
 
@@ -84,9 +84,9 @@ def same_value(text: str, expected: Any) -> bool:
     """
     if _size(text) > _size(json.dumps(encode(expected))):
         return False
-    found = decode(json.loads(text), _JSON_KINDS)
-    wrapped = isinstance(expected, list) and len(expected) == 1 and _same(found, expected[0])
-    return wrapped or _same(found, expected)
+    result = decode(json.loads(text), _JSON_KINDS)
+    wrapped = isinstance(expected, list) and len(expected) == 1 and _same(result, expected[0])
+    return wrapped or _same(result, expected)
 
 
 def _size(text: str) -> int:
@@ -102,19 +102,21 @@ def _with_text_keys(items: list[Any]) -> dict[str, Any]:
 _JSON_KINDS = {"int": KINDS["int"], "tuple": list, "dict": _with_text_keys}
 
 
-def _same(found: Any, expected: Any) -> bool:
+def _same(result: Any, expected: Any) -> bool:
     if isinstance(expected, float):
-        return isinstance(found, (int, float)) and _close(found, expected)
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(map(_same, found, expected))
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(_same(found[k], expected[k]) for k in found)
-    return bool(found == expected)
+        return isinstance(result, (int, float)) and _close(result, expected)
+    if isinstance(result, list) and isinstance(expected, list):
+        return len(result) == len(expected) and all(map(_same, result, expected))
+    if isinstance(result, dict) and isinstance(expected, dict):
+        return result.keys() == expected.keys() and all(
+            _same(result[k], expected[k]) for k in result
+        )
+    return bool(result == expected)
 
 
-def _close(found: float, expected: float) -> bool:
+def _close(result: float, expected: float) -> bool:
     try:
-        close = math.isclose(found, expected, rel_tol=1 / 1_000_000, abs_tol=1e-9)
+        close = math.isclose(result, expected, rel_tol=1 / 1_000_000, abs_tol=1e-9)
     except OverflowError:  # an integer beyond every float
         return False
-    return close or (found != found and expected != expected)
+    return close or (result != result and expected != expected)

@@ -110,14 +110,14 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 def _up_to_fence(lines: Iterator[str], fence: str, margin: int) -> str:
     """Take the lines of a block and the fence that closes it; return the source."""
-    found: list[str] = []
+    block: list[str] = []
     for line in lines:
         closing = _CLOSING.match(line)
         indent = len(closing[1].expandtabs(4)) if closing else 0
         if closing and closing[2].startswith(fence) and indent < margin + 4:
-            return "\n".join(found)
-        found.append(line)
-    return "\n".join(found).partition("```")[0].partition("</answer>")[0]
+            return "\n".join(block)
+        block.append(line)
+    return "\n".join(block).partition("```")[0].partition("</answer>")[0]
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
@@ -137,9 +137,9 @@ def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
         return _parse(ground_truth)
     # MemoryError and RecursionError: of Python's own parser, and of what is nested too deep.
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        found = reprlib.repr(ground_truth)
+        shown = reprlib.repr(ground_truth)
         why = str(error) or "nested too deep"
-        raise ValueError(f"ground_truth: expected tests, found {found}: {why}") from error
+        raise ValueError(f"ground_truth: expected tests, found {shown}: {why}") from error
 
 
 def _parse(truth: Any) -> Tests:

@@ -6,7 +6,7 @@ it, run the main module again in each worker (a user's script without a guard, o
 the pool of pebble 5.2 does not work any more after a waiting worker was killed.
 
     parent: `DeadlinePool(module).ask(question, deadline)`
-    worker: `python -m module`, which calls `serve(answer)`
+    worker: `python -m module`, which calls `serve_questions(answer)`
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeadlinePool:
     the deadline.
 
     Args:
-      module: the module to run with `python -m`; it calls `serve`.
+      module: the module to run with `python -m`; it calls `serve_questions`.
       size: the largest number of workers. Waiting for a free one does not count against the
         deadline.
     """
@@ -119,7 +119,7 @@ def _started(module: str) -> ChildProcess:
     return worker
 
 
-def serve(answer: Callable[[Any], Any], *, memory: int = MEMORY_BYTES) -> None:
+def serve_questions(answer: Callable[[Any], Any], *, memory: int = MEMORY_BYTES) -> None:
     """Answer the parent's questions until there are no more; crash where `answer` raises.
 
     The module of a worker calls this function. Questions and answers are values that JSON can

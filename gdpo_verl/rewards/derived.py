@@ -40,11 +40,11 @@ def relative_length(
     [1.0, 0.0, None, 0.75]
     """
     passing = reaches(_values(rewards, outcome), at_least).tolist()
-    known = [length for length, passes in zip(lengths, passing, strict=True) if passes]
-    if len(known) < 2:
+    passing_lengths = [length for length, passes in zip(lengths, passing, strict=True) if passes]
+    if len(passing_lengths) < 2:
         return [None] * len(lengths)
-    longest = max(known)
-    width = longest - min(known)
+    longest = max(passing_lengths)
+    width = longest - min(passing_lengths)
     values = [(longest - length) / width if width else 1.0 for length in lengths]
     return [value if passes else None for value, passes in zip(values, passing, strict=True)]
 
@@ -88,6 +88,6 @@ def _value(info: Mapping[str, Any], name: str) -> float:
         raise ValueError(f"expected one of {sorted(info)}, found {name!r}")
     value = info[name]
     if isinstance(value, (list, tuple)):
-        turns = [float(each) for each in value if each is not None]
+        turns = [float(turn) for turn in value if turn is not None]
         value = sum(turns) if turns else None
     return math.nan if value is None else float(value)

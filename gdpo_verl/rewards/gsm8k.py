@@ -41,7 +41,7 @@ _NUMBER = re.compile(
 )
 _FULL_WIDTH = str.maketrans("０１２３４５６７８９－．，％", "0123456789-.,%")
 
-Verdict = tuple[bool, bool, bool, ParseError]
+AnswerVerdict = tuple[bool, bool, bool, ParseError]
 
 
 @declares(Component("correctness", 0, 1), Component("integer", 0, 1), Component("format", 0, 1))
@@ -112,7 +112,7 @@ def parse_ground_truth(ground_truth: str) -> str:
     return number
 
 
-def _judge_strictly(text: str, wanted: str) -> Verdict:
+def _judge_strictly(text: str, wanted: str) -> AnswerVerdict:
     answer, form, error = _read_answer(assistant_text(text))
     number = None if answer is None else _read_number(answer)
     if answer is not None and number is None:
@@ -153,7 +153,7 @@ def _read_number(text: str) -> str | None:
     return size if sign in ("", "+") or size == "0" else f"-{size}"
 
 
-def _judge_as_published(text: str, ground_truth: str) -> Verdict:
+def _judge_as_published(text: str, ground_truth: str) -> AnswerVerdict:
     _, opened, behind = text.rpartition(OPEN)
     answer, closed, _ = behind.partition(CLOSE)
     answer = answer.strip()
@@ -163,7 +163,7 @@ def _judge_as_published(text: str, ground_truth: str) -> Verdict:
         error = ParseError.UNCLOSED if opened else ParseError.NO_ANSWER
     before, hashes, behind = ground_truth.partition(HASHES)
     wanted = behind.partition(HASHES)[0] if hashes else before
-    # Counted first: where both tags stand once, the expression takes one pass.
-    once = text.count(OPEN) == 1 == text.count(CLOSE)
-    form = once and _PUBLISHED_FORMAT.match(text) is not None
+    # Counted first: where both tags are there once, the expression takes one pass.
+    tags_once = text.count(OPEN) == 1 and text.count(CLOSE) == 1
+    form = tags_once and _PUBLISHED_FORMAT.match(text) is not None
     return answer == wanted.strip(), answer.isdigit(), form, error

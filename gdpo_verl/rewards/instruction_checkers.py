@@ -15,7 +15,7 @@ from functools import cache
 from string import ascii_letters
 from typing import Any
 
-from gdpo_verl.rewards.deadline import serve
+from gdpo_verl.rewards.deadline import serve_questions
 
 REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
 INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
@@ -62,12 +62,16 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
     text = plain_text(text)
     checker = registry()[name](name)
     try:
-        given = {key: _literal(key, value) for key, value in options.items() if value is not None}
-        if set(given) != set(checker.get_instruction_args_keys()):
+        arguments = {
+            key: _literal(key, value) for key, value in options.items() if value is not None
+        }
+        if set(arguments) != set(checker.get_instruction_args_keys()):
             return None
-        checker.build_description(**given)
-        if "nth_paragraph" in given and not 0 < given["nth_paragraph"] <= given["num_paragraphs"]:
-            return None
+        checker.build_description(**arguments)
+        if "nth_paragraph" in arguments:
+            last = arguments["num_paragraphs"]
+            if not 0 < arguments["nth_paragraph"] <= last:
+                return None
         if name == "length_constraints:number_words":
             text = re.sub(_WITHIN_WORDS, "", text)
         if name in _OWN:
@@ -117,7 +121,7 @@ def reads_as(language: str, text: str) -> bool:
         return 2 * len(fitting) >= len(letters)
     try:
         # Of a few words the likeliest language is often another one than theirs.
-        return any(found.lang == language for found in langdetect.detect_langs(text))
+        return any(guess.lang == language for guess in langdetect.detect_langs(text))
     except langdetect.LangDetectException:  # addresses alone
         return True
 
@@ -198,14 +202,17 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
 }
 
 
-def verdicts(asked: tuple[list[str], list[dict[str, Any]], str]) -> list[bool | None]:
+def verdicts(question: tuple[list[str], list[dict[str, Any]], str]) -> list[bool | None]:
     """The verdict on each constraint: names, options, and the text."""
-    names, options, text = asked
-    return [is_followed(name, each, text) for name, each in zip(names, options, strict=True)]
+    names, options, text = question
+    judged = []
+    for name, arguments in zip(names, options, strict=True):
+        judged.append(is_followed(name, arguments, text))
+    return judged
 
 
 if __name__ == "__main__":
     # Imports and languages, before the first deadline runs.
     registry()
     reads_as("en", "the first text takes longest, for its languages are read")
-    serve(verdicts, memory=_MEMORY_BYTES)
+    serve_questions(verdicts, memory=_MEMORY_BYTES)

@@ -116,9 +116,9 @@ def _followed(wanted: dict[str, Any], text: str) -> tuple[list[bool | None], Par
     """The verdict on each constraint of a row; none is followed where no verdict comes in time."""
     registry()  # says how to install the packages
     constraints = wanted["instruction_id_list"], wanted["kwargs"]
-    found, error = ask("gdpo_verl.rewards.instruction_checkers", (*constraints, text), DEADLINE)
+    judged, error = ask("gdpo_verl.rewards.instruction_checkers", (*constraints, text), DEADLINE)
     if error:
         # Which of them can be judged is the same for every text.
-        judged = verdicts((*constraints, "A text."))
-        found = [None if verdict is None else False for verdict in judged]
-    return found, error
+        of_any_text = verdicts((*constraints, "A text."))
+        judged = [None if verdict is None else False for verdict in of_any_text]
+    return judged, error

@@ -72,10 +72,10 @@ class Judge:
         Raises:
           ValueError: names the key in full, what was found and what is expected.
         """
-        known = [each.name for each in fields(cls)]
+        keys = [setting.name for setting in fields(cls)]
         if not isinstance(node, Mapping):
-            raise ValueError(f"{where}: expected a mapping of {known}, found {node!r}")
-        refuse_unknown(node, known, where)
+            raise ValueError(f"{where}: expected a mapping of {keys}, found {node!r}")
+        refuse_unknown(node, keys, where)
         judge = cls(**node)
         asks = isinstance(judge.question, str) and "{response}" in judge.question
         checks: list[tuple[str, Any, str]] = [
@@ -109,7 +109,8 @@ class Judge:
         """
         scale = self.scale if isinstance(self.scale, list) else []
         words = [spelled(str(word)) for word in scale if type(word) in (str, int, float)]
-        if len({*words} - {""}) < max(2, len(scale)):
+        distinct = set(words) - {""}
+        if len(distinct) < 2 or len(distinct) < len(scale):
             return {}
         return {word: place / (len(words) - 1) for place, word in enumerate(words)}
 
@@ -229,9 +230,9 @@ class Judge:
             shares = self._shares(choice["logprobs"]["content"], word)
         total = sum(shares.values())
         if shares.get(word, 0) > 0 and math.isfinite(total):
-            return sum(share * values[each] for each, share in shares.items()) / total
+            return sum(share * values[other] for other, share in shares.items()) / total
         # All that it said before it was cut off may be the beginning of another.
-        longer = any(each.startswith(word) and each != word for each in values)
+        longer = any(other.startswith(word) and other != word for other in values)
         return None if cut and longer else values[word]
 
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:

@@ -185,12 +185,14 @@ def differ(wanted: str, answer: str) -> bool:
     items, others = (sorted(re.split(r",\s*", latex)) for latex in (wanted, answer))
     if len(set(items)) < len(items) and not re.search(r"[(\[{]", wanted):
         return items != others
-    points, found = _points(wanted), _points(answer)
-    if points and found:
+    points = _points(wanted)
+    answer_points = _points(answer)
+    if points and answer_points:
         either_way = "angle" in wanted or len(points) == 2  # an angle, a segment
-        return found != points and not (either_way and found == points[::-1])
-    bases, found_bases = _BASE.findall(wanted), _BASE.findall(answer)
-    return bool(bases and found_bases) and bases != found_bases
+        return answer_points != points and not (either_way and answer_points == points[::-1])
+    bases = _BASE.findall(wanted)
+    answer_bases = _BASE.findall(answer)
+    return bool(bases and answer_bases) and bases != answer_bases
 
 
 def _points(latex: str) -> str:

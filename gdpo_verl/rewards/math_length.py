@@ -146,8 +146,8 @@ def _judge(
 def _last_box(text: str) -> tuple[str, ParseError]:
     """The content of the last box, up to the brace that closes it. Linear in the text."""
     box = None
-    for found in _BOX.finditer(text):  # a list could hold a million
-        box = found
+    for match in _BOX.finditer(text):  # a list could hold a million
+        box = match
     if box is None:
         return "", ParseError.NO_ANSWER
     if box[1]:
@@ -168,6 +168,6 @@ def _last_box(text: str) -> tuple[str, ParseError]:
 def _compare(
     wanted: str, answer: str, question: str | None, deadline: float
 ) -> tuple[bool, ParseError]:
-    found, error = ask("gdpo_verl.rewards.math_worker", (wanted, answer, question), deadline)
-    correct, code = found or (False, error)
+    result, error = ask("gdpo_verl.rewards.math_worker", (wanted, answer, question), deadline)
+    correct, code = result or (False, error)
     return correct, ParseError(code)

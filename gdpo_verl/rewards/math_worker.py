@@ -34,7 +34,7 @@ from sympy import (
 )
 from sympy.core.function import AppliedUndef
 
-from gdpo_verl.rewards.deadline import serve
+from gdpo_verl.rewards.deadline import serve_questions
 from gdpo_verl.rewards.math_form import OF_ANGLES, as_asked, differ, tidied, without_units
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -52,40 +52,43 @@ _RELATION = re.compile(r"[=<>,;:&]|\\\\|\\q?quad|\\text|\\(?:[lg]eq?|approx|to)(
 _LONGEST_OF_A_QUESTION, _MOST_OF_A_QUESTION = 300, 60  # characters of a formula, and formulas
 
 
-def compare(asked: tuple[str, str, str | None]) -> tuple[bool, int]:
+def compare(pair: tuple[str, str, str | None]) -> tuple[bool, int]:
     """Return whether an answer is the ground truth; with a `ParseError`.
 
     Args:
-      asked: the ground truth and the answer, LaTeX; and the question, empty when it is not
+      pair: the ground truth and the answer, LaTeX; and the question, empty when it is not
         known, None for equality alone.
     """
-    truth, answer, question = asked
+    truth, answer, question = pair
     answer = tidied(as_asked(truth, answer))
     (truth, answer), written = without_units(tidied(truth), answer)
     wanted = _read(truth)
     if wanted is None:
         return False, ParseError.GROUND_TRUTH
-    found = _read(answer)
-    if found is None:
+    parsed = _read(answer)
+    if parsed is None:
         return False, ParseError.UNREADABLE
-    equal = _agree(wanted, found)
+    equal = _agree(wanted, parsed)
     if question is None or not equal:
         return equal, ParseError.NONE
     # Equal for math-verify, which multiplies letters and rounds to six places.
-    if differ(truth, answer) or _apart(wanted, found):
+    if differ(truth, answer) or _apart(wanted, parsed):
         return False, ParseError.NONE
     scaled = answer != written[1]  # 0.5 km of the question for 500 m
     truth, answer = written
-    wanted, found = _read(truth), _read(answer)
+    wanted = _read(truth)
+    parsed = _read(answer)
     # The ground truth is an answer even where the question shows it.
-    same = _key(answer, found) == _key(truth, wanted)
-    result = _values(found)
-    evaluated = _operators(answer.rpartition("=")[2], result) <= _operators(truth, wanted)
-    if _is_plain(wanted):
-        evaluated = evaluated and _is_plain(result)
-    if evaluated and (same or not _is_copy(answer, found, question, scaled)):
-        return True, ParseError.NONE
-    return False, ParseError.NOT_EVALUATED
+    same = _key(answer, parsed) == _key(truth, wanted)
+    result = _values(parsed)
+    further_operators = _operators(answer.rpartition("=")[2], result) - _operators(truth, wanted)
+    if further_operators:
+        return False, ParseError.NOT_EVALUATED
+    if _is_plain(wanted) and not _is_plain(result):
+        return False, ParseError.NOT_EVALUATED
+    if not same and _is_copy(answer, parsed, question, scaled):
+        return False, ParseError.NOT_EVALUATED
+    return True, ParseError.NONE
 
 
 def _read(latex: str) -> Any:
@@ -110,14 +113,14 @@ def _parsed(latex: str) -> Any:
     return _solved(formula)
 
 
-def _agree(wanted: Any, found: Any) -> bool:
+def _agree(wanted: Any, parsed: Any) -> bool:
     """Ask math-verify; equations, and what has a name, are compared part by part."""
     if isinstance(wanted, Eq):
-        if isinstance(found, Eq):
-            return _same_equation(wanted, found)
-        return _is_named(wanted) and _agree(wanted.rhs, found)
-    named = wanted.has(Eq) and found.has(Eq)
-    pair = [_values(wanted, named)], [_values(found, named)]
+        if isinstance(parsed, Eq):
+            return _same_equation(wanted, parsed)
+        return _is_named(wanted) and _agree(wanted.rhs, parsed)
+    named = wanted.has(Eq) and parsed.has(Eq)
+    pair = [_values(wanted, named)], [_values(parsed, named)]
     return bool(verify(*pair, timeout_seconds=None))
 
 
@@ -140,14 +143,14 @@ def _solved(formula: Any) -> Any:
     return Union(*sets) if isinstance(formula, FiniteSet) and overlap.is_empty else overlap
 
 
-def _same_equation(wanted: Any, found: Any) -> bool:
-    if _agree(wanted.lhs, found.lhs) and _agree(wanted.rhs, found.rhs):
+def _same_equation(wanted: Any, parsed: Any) -> bool:
+    if _agree(wanted.lhs, parsed.lhs) and _agree(wanted.rhs, parsed.rhs):
         # A statement such as 5^4 = 625 is made of its numbers.
-        return _is_named(wanted) or wanted.atoms() == found.atoms()
+        return _is_named(wanted) or wanted.atoms() == parsed.atoms()
     # Math-verify finds all equations without a real solution equal.
     try:
         difference = sympy.simplify(wanted.lhs - wanted.rhs)
-        ratio = sympy.simplify(difference / (found.lhs - found.rhs))
+        ratio = sympy.simplify(difference / (parsed.lhs - parsed.rhs))
     except Exception:  # of sympy's own, for sets and matrices
         return False
     # Of 0 = 1 any other is a multiple.
@@ -174,8 +177,10 @@ def _values(formula: Any, named: bool = False) -> Any:
 
 
 def _operators(latex: str, formula: Any) -> set[Any]:
-    found = {type(part) for part in formula.atoms(*_OPERATORS)}
-    return found | {"binom" if name[-1] in "me" else "det" for name in _SPELT.findall(latex)}
+    operators: set[Any] = {type(part) for part in formula.atoms(*_OPERATORS)}
+    for name in _SPELT.findall(latex):
+        operators.add("binom" if name[-1] in "me" else "det")
+    return operators
 
 
 def _is_plain(formula: Any) -> bool:
@@ -213,9 +218,9 @@ def _kind(factor: Any) -> str | None:
     return "number" if isinstance(factor, (Number, sympy.logic.boolalg.BooleanAtom)) else None
 
 
-def _apart(wanted: Any, found: Any) -> bool:
+def _apart(wanted: Any, parsed: Any) -> bool:
     """Find two small numbers to differ, in lists too: math-verify rounds to six places."""
-    pairs = zip(_numbers(wanted), _numbers(found), strict=False)
+    pairs = zip(_numbers(wanted), _numbers(parsed), strict=False)
     return any(abs(a - b) > 1e-3 * max(abs(a), abs(b)) for a, b in pairs)
 
 
@@ -226,9 +231,9 @@ def _numbers(formula: Any) -> list[Any]:
     return sorted(value for value in values if isinstance(value, Number) and value.is_finite)
 
 
-def _is_copy(answer: str, found: Any, question: str, scaled: bool) -> bool:
+def _is_copy(answer: str, parsed: Any, question: str, scaled: bool) -> bool:
     """Recognise a formula of the question, which is no answer to it; a name or a number may be."""
-    key = _key(answer, found)
+    key = _key(answer, parsed)
     formula = key[1]
     is_fraction = isinstance(formula, Rational) and answer.strip("+- .,0123456789")
     return bool(formula.args or scaled or is_fraction) and key in _formulas(question)
@@ -261,4 +266,4 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     # Imports, units and grammar, before the first deadline runs.
     compare((r"\frac{1}{2}\text{ m}", "0.5", ""))
-    serve(compare)
+    serve_questions(compare)

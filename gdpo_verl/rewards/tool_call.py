@@ -41,7 +41,7 @@ __all__ += ["HIGHEST", "LOWEST", "parse_ground_truth"]
 MOST_ASKED = 50
 """The most calls of a ground truth, because matching takes the square of their number."""
 
-Verdict = tuple[float, float, ParseError]
+CallVerdict = tuple[float, float, ParseError]
 
 
 @declares(Component("format", 0, 1), Component("correctness", LOWEST, HIGHEST))
@@ -135,26 +135,26 @@ def parse_ground_truth(ground_truth: str) -> Reading:
 _remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
-def _judge_strictly(text: str, ground_truth: str) -> Verdict:
+def _judge_strictly(text: str, ground_truth: str) -> CallVerdict:
     wanted = _remembered(ground_truth)
-    found = read(text)
+    reading = read(text)
     # The format rewards the layout; the number of calls belongs to correctness.
     form = float(
-        found.tidy
-        and bool(found.calls) == bool(wanted.calls)
-        and found.has_response == wanted.has_response
+        reading.tidy
+        and bool(reading.calls) == bool(wanted.calls)
+        and reading.has_response == wanted.has_response
     )
     if not wanted.calls:
-        return form, 0.0, found.error
-    if not found.calls:
-        return form, LOWEST, found.error or ParseError.NO_CALL
+        return form, 0.0, reading.error
+    if not reading.calls:
+        return form, LOWEST, reading.error or ParseError.NO_CALL
     try:
-        return form, match(wanted.calls, found.calls, strict=True), found.error
+        return form, match(wanted.calls, reading.calls, strict=True), reading.error
     except RecursionError:
         return form, LOWEST, ParseError.TOO_DEEP
 
 
-def _judge_as_published(text: str, ground_truth: str) -> Verdict:
+def _judge_as_published(text: str, ground_truth: str) -> CallVerdict:
     return _published_format(text, ground_truth), *_published_correctness(text, ground_truth)
 
 

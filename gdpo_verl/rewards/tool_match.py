@@ -18,12 +18,12 @@ Pairs = list[tuple[int, int]]
 """The numbers of an expected call and of a call made."""
 
 
-def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
+def match(wanted: list[Any], made: list[Any], *, strict: bool) -> float:
     """Return 6 S / M - 3, as `tool_call.correctness_reward` defines them, in [-3, 3].
 
     Args:
       wanted: the expected calls, with `name` and `parameters`.
-      found: the calls that were made; at least one.
+      made: the calls in the response; at least one.
       strict: False for the published rule: each expected call, in order, takes the best call that
         is left, and the first of equally good ones.
 
@@ -31,15 +31,17 @@ def match(wanted: list[Any], found: list[Any], *, strict: bool) -> float:
     for a value that is nested too deeply.
     """
     same = identical if strict else eq
-    if same(wanted, found):
+    if same(wanted, made):
         return HIGHEST
-    score = _jaccard([call["name"] for call in wanted], [call["name"] for call in found])
+    score = _jaccard([call["name"] for call in wanted], [call["name"] for call in made])
     highest = 1.0 + sum(1.0 + len(call["parameters"]) for call in wanted)
-    gains = [[_similarity(call, other, same) for other in found] for call in wanted]
+    gains: Gains = []
+    for call in wanted:
+        gains.append([_similarity(call, other, same) for other in made])
     pairs = _best_pairs(gains) if strict else _pairs_in_turn(gains)
     score += sum(gains[row][column] for row, column in pairs)
     if strict:
-        highest += _junk(wanted, found, pairs)
+        highest += _junk(wanted, made, pairs)
     return (HIGHEST - LOWEST) * score / highest + LOWEST
 
 
@@ -57,14 +59,15 @@ def _jaccard(a: list[Any], b: list[Any]) -> float:
     return shared / (len(a) + len(b) - shared)
 
 
-def _similarity(wanted: Any, found: Any, same: Callable[[Any, Any], bool]) -> float:
+def _similarity(wanted: Any, made: Any, same: Callable[[Any, Any], bool]) -> float:
     """Return J(parameter names) + the number of equal parameters; 0 for different names."""
-    if wanted["name"] != found["name"]:
+    if wanted["name"] != made["name"]:
         return 0.0
-    asked, given = wanted["parameters"], found["parameters"]
-    shared = asked.keys() & given.keys()
-    union = len(asked) + len(given) - len(shared)
-    equal = sum(same(asked[key], given[key]) for key in shared)
+    expected = wanted["parameters"]
+    returned = made["parameters"]
+    shared = expected.keys() & returned.keys()
+    union = len(expected) + len(returned) - len(shared)
+    equal = sum(same(expected[key], returned[key]) for key in shared)
     return (len(shared) / union if union else 1.0) + equal
 
 
@@ -115,14 +118,14 @@ def _best_pairs(gains: Gains) -> Pairs:
     return [(row, column) for row, column in enumerate(taken) if table[row, column] > 0]
 
 
-def _junk(wanted: list[Any], found: list[Any], pairs: Pairs) -> float:
+def _junk(wanted: list[Any], made: list[Any], pairs: Pairs) -> float:
     """Return the penalty of surplus: 1 + its parameters for each unmatched call beyond the
     expected number, and 1 for each parameter of a match beyond twice the expected number."""
     used = {column for _, column in pairs}
-    unused = [call for column, call in enumerate(found) if column not in used]
+    unused = [call for column, call in enumerate(made) if column not in used]
     sprayed = unused[len(wanted) - len(used) :]
     junk = sum(1 + len(call["parameters"]) for call in sprayed)
     for row, column in pairs:
-        asked, given = wanted[row]["parameters"], found[column]["parameters"]
-        junk += max(0, len(given) - 2 * len(asked))
+        expected = len(wanted[row]["parameters"])
+        junk += max(0, len(made[column]["parameters"]) - 2 * expected)
     return float(junk)

@@ -109,7 +109,9 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
         tidy = tidy and apart(gap)
         start += len(OPEN)
         position = _read_block(text, start, calls)
-        tidy = tidy and text[start] == "\n" == text[position - len(CLOSE) - 1]
+        starts_line = text[start] == "\n"
+        ends_line = text[position - len(CLOSE) - 1] == "\n"
+        tidy = tidy and starts_line and ends_line
         start = text.find(OPEN, position)
     return calls, position, tidy
 

@@ -73,7 +73,7 @@ def compute_score(
     text = assistant_text(solution_str)
     # verl omits further calls in a turn, and calls that are not JSON.
     calls = max(solution_str.count(CALL), len(outcomes))
-    ran = sum(each > 0 for each in outcomes)
+    ran = sum(outcome > 0 for outcome in outcomes)
     # Without the results of tools, if the chat template puts them into tags: they may contain
     # the end tag.
     words = "".join(piece.rpartition(END_TOLD)[2] for piece in text.split(TOLD))
@@ -144,13 +144,13 @@ def compute_score_by_turn(
     if scored["executed"] is not None:
         # There is no reward where the row has a fault.
         share = scored["executed"] / max(sum(ran), 1)
-        shares = [share * each for each in ran]
+        shares = [share * did_run for did_run in ran]
         scored["executed"] = shares + [0.0] * (turns - len(ran))
     return scored
 
 
-def _has_form(text: str, words: str, given: int) -> bool:
+def _has_form(text: str, words: str, calls: int) -> bool:
     counts = [words.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
     # Some chat templates put a tool result into tags, others into a separate turn.
-    told = text.count(TOLD) in (0, given)
-    return counts == [given, given, 1, 1] and told and text.endswith(CLOSE)
+    results_fit = text.count(TOLD) in (0, calls)
+    return counts == [calls, calls, 1, 1] and results_fit and text.endswith(CLOSE)

@@ -117,7 +117,7 @@ def decode(value: Any, kinds: Mapping[str, Callable[[Any], Any]] = KINDS) -> Any
 # ------------------------------------------------------------------ the server
 
 
-def serve() -> None:
+def serve_programs() -> None:
     """Answer requests until the host closes its end."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
@@ -410,11 +410,11 @@ def _finish(status: int) -> int:
         status = status or 120
     # Open files write their rest, before a file that they write to is collected.
     out = None
-    for found in gc.get_objects():
-        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter)):
+    for value in gc.get_objects():
+        if issubclass(type(value), (io.TextIOWrapper, io.BufferedWriter)):
             with ignored:
-                found.flush()
-    del out, found
+                value.flush()
+    del out, value
     sys.stdin = sys.__stdin__
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
@@ -508,4 +508,4 @@ def _run_checks(request: dict[str, Any], command: int, reply: int) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve_programs()

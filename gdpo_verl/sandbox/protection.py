@@ -78,14 +78,14 @@ os._exit(0)
 """
 
 
-def probe(found: Protection) -> None:
+def probe(protection: Protection) -> None:
     """Raise RuntimeError if a program in this sandbox can do something forbidden."""
     with tempfile.TemporaryDirectory() as here:
         secret = os.path.join(here, "secret")
         Path(secret).write_text("secret")
         for path in (here, secret):
             os.chmod(path, 0o777)  # so that only the sandbox protects the files
-        with Sandbox(found, Limits(timeout=5, deadline=30)) as sandbox:
+        with Sandbox(protection, Limits(timeout=5, deadline=30)) as sandbox:
             outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
     if outcome.text != "done\n":  # without this last line it did not try everything
         doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
@@ -103,8 +103,8 @@ def best_protection(
     reasons = []
     for name, candidate in candidates(site_packages).items():
         try:
-            found = candidate()
-            probe(found)
+            protection = candidate()
+            probe(protection)
             break
         except (OSError, RuntimeError) as error:
             reasons.append(f"{name}: {error}")
@@ -120,9 +120,9 @@ def best_protection(
             )
         text = "%s=true: the code in responses runs without protection (%s)"
         logger.warning(text, Unprotected.argument, why)
-        found = unprotected(site_packages)
-    used.add(found.name)
-    return found
+        protection = unprotected(site_packages)
+    used.add(protection.name)
+    return protection
 
 
 def candidates(site_packages: str | None) -> dict[str, Callable[[], Protection]]:
@@ -140,7 +140,8 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
     if not program:
         raise RuntimeError("the program bwrap is not installed")
     spaces = ["pid", "net", "ipc", "uts", "cgroup-try"]
-    command = [program, *(f"--unshare-{space}" for space in spaces)]
+    command = [program]
+    command += [f"--unshare-{space}" for space in spaces]
     command += ["--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     if as_root:  # the server loses these two when it changes the user
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]

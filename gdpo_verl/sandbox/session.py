@@ -216,6 +216,6 @@ def read_message(text: str) -> Outcome:
     if text.startswith("V"):
         return Outcome(Status.OK, text)
     if text.startswith("E"):
-        known = {"ENotPlain": Status.NOT_PLAIN, "EMemoryError": Status.MEMORY}
-        return Outcome(known.get(text.partition(" ")[0], Status.EXCEPTION), text)
+        statuses = {"ENotPlain": Status.NOT_PLAIN, "EMemoryError": Status.MEMORY}
+        return Outcome(statuses.get(text.partition(" ")[0], Status.EXCEPTION), text)
     return Outcome(Status.NOT_PLAIN, text)

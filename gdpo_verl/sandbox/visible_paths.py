@@ -31,19 +31,17 @@ def hidden(site_packages: str | None) -> list[str]:
     Every directory has the name that it has in the view and its real name. Directories in
     `site_packages` are left out.
     """
-    places = [glob.escape(STDLIB), *(f"{library}/*" for library in _LIBRARIES)]
-    found = [
-        path
-        for place in places
-        for name in ("site-packages", "dist-packages")
-        for path in glob.glob(f"{place}/{name}")
-        if os.path.isdir(path)
-    ]
-    found += [os.path.realpath(path) for path in found]
+    places = [glob.escape(STDLIB)]
+    places += [f"{library}/*" for library in _LIBRARIES]
+    packages = []
+    for place in places:
+        for name in ("site-packages", "dist-packages"):
+            packages += [path for path in glob.glob(f"{place}/{name}") if os.path.isdir(path)]
+    packages += [os.path.realpath(path) for path in packages]
     if site_packages:
         shown = Path(site_packages).resolve()
-        found = [path for path in found if not Path(path).resolve().is_relative_to(shown)]
-    return list(dict.fromkeys(found))
+        packages = [path for path in packages if not Path(path).resolve().is_relative_to(shown)]
+    return list(dict.fromkeys(packages))
 
 
 def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:

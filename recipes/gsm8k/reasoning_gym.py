@@ -70,8 +70,8 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
         question = expression if name == SHORT else entry["question"]
         # Every second word of a sum is a number; the others are its signs.
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
-        asked = name != SHORT or "-" not in expression
-        if answer.isdecimal() and len(question) <= LONGEST and small and asked:
+        is_kind = name != SHORT or "-" not in expression
+        if answer.isdecimal() and len(question) <= LONGEST and small and is_kind:
             break
     worked = gsm8k.WORKED
     extra_info = {}

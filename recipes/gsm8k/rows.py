@@ -70,6 +70,6 @@ def prepare(
     out_dir: Path, *, source: str | None = None, shots: int = 0, **options: Any
 ) -> dict[str, Any]:
     """Write GSM8K to ``out_dir`` and return its provenance; see `build` for the options."""
-    asked = partial(convert, before=turns(WORKED, shots))
+    convert_with_shots = partial(convert, before=turns(WORKED, shots))
     opened = open_source(source or HUB_ID, config="main")
-    return build(out_dir, opened, asked, about={**ABOUT, "shots": shots}, **options)
+    return build(out_dir, opened, convert_with_shots, about={**ABOUT, "shots": shots}, **options)

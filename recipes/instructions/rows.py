@@ -123,12 +123,12 @@ def draw_example(rng: random.Random) -> Example:
 def convert(record: Record) -> Row:
     """Convert a row of RLVR-IFeval; raise `BadRow` for a constraint without a checker."""
     messages = check_messages(record.values.get("messages"))
-    asked = json.loads(text_of(record.values, "ground_truth"))
-    function = asked.get("func_name") if isinstance(asked, dict) else None
+    constraint = json.loads(text_of(record.values, "ground_truth"))
+    function = constraint.get("func_name") if isinstance(constraint, dict) else None
     name = FUNCTIONS.get(str(function), "")
-    options = _options(name, asked) if name else {}
+    options = _options(name, constraint) if name else {}
     if rewards.is_followed(name, options, "A text.") is None:
-        wanted = {key: value for key, value in asked.items() if value} if name else function
+        wanted = {key: value for key, value in constraint.items() if value} if name else function
         raise BadRow("constraint", f"expected a constraint of IFEval's checkers, found {wanted}")
     return make_row(
         DATA_SOURCE,
@@ -139,21 +139,23 @@ def convert(record: Record) -> Row:
     )
 
 
-def _options(name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _options(name: str, constraint: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the arguments of RLVR-IFeval's function to those of IFEval's checker."""
     options: dict[str, Any] = {}
     for argument in rewards.registry()[name](name).get_instruction_args_keys():
         column = COLUMNS.get(argument, "N" if argument.startswith("num_") else argument)
-        if column in asked:
-            options[argument] = asked[column]
+        if column in constraint:
+            options[argument] = constraint[column]
     if name == "length_constraints:number_words":
         relations = {"at least": ("at least", 0), "at most": ("less than", 1)}  # 9 at most: < 10
-        options["relation"], more = relations.get(str(asked.get("quantifier")), (None, 0))
+        options["relation"], more = relations.get(str(constraint.get("quantifier")), (None, 0))
         words = options.get("num_words")
         options["num_words"] = words + more if isinstance(words, int) else None
     if name == "combination:repeat_prompt":
         # "The request you need to repeat does not include this sentence", and the column does.
-        options["prompt_to_repeat"] = str(asked.get("original_prompt") or "").replace(REPEAT, "")
+        options["prompt_to_repeat"] = str(constraint.get("original_prompt") or "").replace(
+            REPEAT, ""
+        )
     return options
 
 

@@ -42,9 +42,13 @@ CATEGORIES = (
 def _first(value: Any) -> Any:
     """Take the first value that each dict of an answer lists for a key; "" may be left out."""
     if isinstance(value, Mapping):
-        listed = {key: each if isinstance(each, list) else [each] for key, each in value.items()}
-        return {key: _first(each[0]) for key, each in listed.items() if each and each[0] != ""}
-    return [_first(each) for each in value] if isinstance(value, list) else value
+        chosen = {}
+        for key, accepted in value.items():
+            choices = accepted if isinstance(accepted, list) else [accepted]
+            if choices and choices[0] != "":
+                chosen[key] = _first(choices[0])
+        return chosen
+    return [_first(item) for item in value] if isinstance(value, list) else value
 
 
 def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
@@ -70,7 +74,7 @@ def tool_block(function: Mapping[str, Any]) -> str:
 def chat(question: Mapping[str, Any], frame: prompt.PromptFrame) -> list[dict[str, str]]:
     """Write the prompt for the first turn of a question."""
     blocks = [tool_block(function) for function in question["function"]]
-    history = [prompt.turn(each["role"], each["content"]) for each in question["question"][0]]
+    history = [prompt.turn(turn["role"], turn["content"]) for turn in question["question"][0]]
     return prompt.messages(blocks, history, frame)
 
 
@@ -78,9 +82,9 @@ def questions(seed: int = 0) -> Iterator[Record]:
     """Read every question with its category and accepted answers, split nine to one by ``seed``."""
     utils = load_module("utils")
     for category in CATEGORIES:
-        asked = utils.load_dataset_entry(category, include_language_specific_hint=False)
+        entries = utils.load_dataset_entry(category, include_language_specific_hint=False)
         accepted = utils.load_ground_truth_entry(category)
-        for question, answer in zip(asked, accepted, strict=True):
+        for question, answer in zip(entries, accepted, strict=True):
             # By its text, so that the same text is never in both splits.
             text = "\n".join(turn["content"] for turn in question["question"][0])
             digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()

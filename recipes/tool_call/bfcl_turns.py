@@ -98,7 +98,7 @@ class TurnsAgentLoop(AgentLoopBase):
     async def _answer(
         self, messages: Sequence[Mapping[str, str]], sampling_params: dict[str, Any], priority: int
     ) -> Step:
-        prompt_ids = await self.ct_build_initial_tokens([dict(each) for each in messages])
+        prompt_ids = await self.ct_build_initial_tokens([dict(message) for message in messages])
         config = self.rollout_config
         most = config.max_model_len or config.prompt_length + config.response_length
         if len(prompt_ids) >= most:
@@ -141,7 +141,7 @@ def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
     entry = truth["entry"]
     turns = said if isinstance(said, list) else []
     readings = [read(assistant_text(step)) for turn in turns for step in turn]
-    error = next((each.error for each in readings if each.error), ParseError.NONE)
+    error = next((reading.error for reading in readings if reading.error), ParseError.NONE)
     with simulation() as model:
         handler = Handler(model, names=_names(entry))
         try:
@@ -158,13 +158,15 @@ def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
         except Exception as failure:  # raised by the checker, on values that it does not expect
             log.warning("%s: the checker raised %r", entry["id"], failure)
             valid = False
-    tidy = fmean(each.tidy for each in readings) if readings else 0.0
+    tidy = fmean(reading.tidy for reading in readings) if readings else 0.0
     return with_score({"format": tidy, "correctness": float(valid)}, error)
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:
     held_back = entry.get("missed_function", {}).values()
-    documents = [*entry["function"], *(each for turn in held_back for each in turn)]
+    documents = list(entry["function"])
+    for documents_of_turn in held_back:
+        documents += documents_of_turn
     return [document["name"] for document in documents]
 
 
@@ -195,7 +197,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     def add_first_turn_message_prompting(
         self, inference_data: dict[str, Any], first_turn_message: list[dict[str, str]]
     ) -> dict[str, Any]:
-        turns = [prompt.turn(each["role"], each["content"]) for each in first_turn_message]
+        turns = [prompt.turn(turn["role"], turn["content"]) for turn in first_turn_message]
         inference_data["history"] += turns
         return inference_data
 

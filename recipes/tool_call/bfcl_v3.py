@@ -83,15 +83,15 @@ def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
     shown = utils.load_dataset_entry(category) if category in _HINTED else entries
     accepted: list[Any] = [None] * len(entries)
     if "relevance" not in category:
-        accepted = [each["ground_truth"] for each in utils.load_ground_truth_entry(category)]
+        accepted = [answer["ground_truth"] for answer in utils.load_ground_truth_entry(category)]
     several = category in MULTI_TURN
-    for index, (entry, asked, answers) in enumerate(zip(entries, shown, accepted, strict=True)):
+    for index, (entry, question, answers) in enumerate(zip(entries, shown, accepted, strict=True)):
         truth = {"category": category, "functions": entry["function"], "accepted": answers}
         if several:
             truth = {"category": category, "entry": entry, "accepted": answers}
         row = make_row(
             category,
-            chat(asked, frame),
+            chat(question, frame),
             json.dumps(truth),
             ability="tool_call",
             extra_info={"index": index, "split": "test", "id": entry["id"]},

@@ -33,9 +33,9 @@ def convert(record: Record) -> Row:
 
 
 def _published(values: dict[str, Any]) -> Row:
-    found = text_of(values, "data_source")
-    if found != DATA_SOURCE:
-        raise BadRow("data_source", f"data_source: expected {DATA_SOURCE!r}, found {found!a:.100}")
+    source = text_of(values, "data_source")
+    if source != DATA_SOURCE:
+        raise BadRow("data_source", f"data_source: expected {DATA_SOURCE!r}, found {source!a:.100}")
     parse_ground_truth(text_of(values, "reward_model", "ground_truth"))
     return make_row(
         DATA_SOURCE,

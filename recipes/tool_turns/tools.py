@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gdpo_verl.rewards.deadline import DeadlinePool, serve
+from gdpo_verl.rewards.deadline import DeadlinePool, serve_questions
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT
 
 MOST = 200  # characters of a result
@@ -48,8 +48,8 @@ def convert(amount: float, source: str, target: str) -> str:
         source: pounds or gallons
         target: ounces for pounds; quarts or pints for gallons
     """
-    known = {" to ".join(pair): factor for pair, factor in UNITS.items()}
-    return calculate(f"{amount} * {known[_known(known, f'{source} to {target}')]}")
+    factors = {" to ".join(pair): factor for pair, factor in UNITS.items()}
+    return calculate(f"{amount} * {factors[_known(factors, f'{source} to {target}')]}")
 
 
 def look_up(item: str, city: str) -> str:
@@ -136,4 +136,4 @@ _pool = DeadlinePool(
 )  # calls of a rollout worker at one time
 
 if __name__ == "__main__":
-    serve(run)
+    serve_questions(run)

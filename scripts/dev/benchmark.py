@@ -52,7 +52,10 @@ def seconds(run: Callable[[], object]) -> tuple[float, float]:
 
 def compare(contenders: dict[str, Callable[[], object]], turns: int) -> None:
     """Time the contenders in turns, of which the first is a warm-up, and print both times."""
-    times = np.array([[seconds(run) for run in contenders.values()] for _ in range(turns + 1)])[1:]
+    measured = []
+    for _ in range(turns + 1):
+        measured.append([seconds(run) for run in contenders.values()])
+    times = np.array(measured)[1:]
     for clock, kind in enumerate(("wall", "CPU")):
         base = times[:, 0, clock]
         for name, own in zip(contenders, times[:, :, clock].T, strict=True):
@@ -89,15 +92,15 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
     columns = {f"r{i}": column.numpy() for i, column in enumerate(rewards.unbind(1))}
     rewards = rewards.to(device)
     ours = partial(gdpo_advantages, rewards, groups, mask)
-    found: dict[str, Callable[[], Any]] = {"ours": ours}
+    functions: dict[str, Callable[[], Any]] = {"ours": ours}
     if variants:
         names = [name for name in VARIANTS if name != "gdpo"]
-        return found | {
+        return functions | {
             f"ours, {name}": partial(ours, variant=name, ranges=[(0.0, 3.0)] * k) for name in names
         }
     if importlib.util.find_spec("verl") is None:
         print("verl is not installed, so that ours alone is timed")
-        return found
+        return functions
     import verl.trainer.ppo.core_algos as verl
 
     # verl's grpo gets the summed reward. Its gdpo puts each reward on the last attended token;
@@ -105,12 +108,12 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
     summed = torch.zeros(b, t, device=device)
     summed[:, 0] = rewards.sum(1)
     batch = {"prompts": torch.empty(b, 0, device=device), "attention_mask": mask}
-    found["verl grpo_vectorized"] = partial(
+    functions["verl grpo_vectorized"] = partial(
         verl.compute_grpo_vectorized_outcome_advantage, summed, mask, groups
     )
     if b <= 16384:  # for larger batches verl's loops over Python numbers take minutes
-        found["verl grpo"] = partial(verl.compute_grpo_outcome_advantage, summed, mask, groups)
-        found["verl gdpo"] = partial(
+        functions["verl grpo"] = partial(verl.compute_grpo_outcome_advantage, summed, mask, groups)
+        functions["verl gdpo"] = partial(
             verl.compute_gdpo_outcome_advantage,
             summed,
             mask,
@@ -119,7 +122,7 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
             non_tensor_batch=columns,
             batch=batch,
         )
-    return found
+    return functions
 
 
 def keep_pages() -> None:
@@ -167,7 +170,7 @@ def trainer(name: str) -> Any:
     config = recipe(estimator, **settings)
     if not dumps:
         config.trainer.rollout_data_dir = None
-    return trainer_of(config, seam=name != BASE)  # without our hooks verl's method runs alone
+    return trainer_of(config, hooks=name != BASE)  # without our hooks verl's method runs alone
 
 
 def fill(rows: int, tokens: int) -> Any:
@@ -185,8 +188,10 @@ def fill(rows: int, tokens: int) -> Any:
         for key, length, (form, correctness) in zip(keys, lengths, components, strict=True)
     )
     tags = []
-    while some := list(islice(made, PUT_ROWS)):
+    some = list(islice(made, PUT_ROWS))
+    while some:
         tags += put(tq, some).tags
+        some = list(islice(made, PUT_ROWS))
     return tq.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
 

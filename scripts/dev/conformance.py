@@ -55,7 +55,10 @@ Rows = list[list[Any]]
 
 def combined(rewards: Rows, groups: list[int], weights: list[Any], epsilon: Decimal) -> list[Any]:
     """Compute sum_k w_k z[i, k] (Eq. 4, 5 and 7); None for a row without any reward."""
-    sums: list[Any] = [None if all(r is None for r in row) else Decimal(0) for row in rewards]
+    sums: list[Any] = []
+    for row in rewards:
+        is_scored = any(reward is not None for reward in row)
+        sums.append(Decimal(0) if is_scored else None)
     for k, weight in enumerate(weights):
         for group in set(groups):
             own = [i for i, g in enumerate(groups) if g == group and rewards[i][k] is not None]
@@ -121,13 +124,14 @@ def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
     credit = vector["settings"]["credit"]
     weights = vector["weights"]
     turns = [(i, t) for i, own in enumerate(vector["token_counts"]) for t in range(len(own))]
-    entries = [[earned(reward, t, credit) for reward in vector["rewards"][i]] for i, t in turns]
+    entries = []
+    for i, t in turns:
+        entries.append([earned(reward, t, credit) for reward in vector["rewards"][i]])
     reached = [100 * vector["groups"][i] + t for i, t in turns]
     of_turns = combined(entries, reached, weights, epsilon)
-    plain = [
-        [None if isinstance(reward, list) else reward for reward in row]
-        for row in vector["rewards"]
-    ]
+    plain = []
+    for row in vector["rewards"]:
+        plain.append([None if isinstance(reward, list) else reward for reward in row])
     of_rows = combined(plain, vector["groups"], weights, epsilon)
     sums: list[Any] = []
     for (i, _), own in zip(turns, of_turns, strict=True):
@@ -141,7 +145,10 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         shares = [count for own in vector["token_counts"] for count in own]
         sums = by_turn(vector, Decimal(choices["epsilon"]))
         flat = iter(whitened(sums, shares, choices))
-        return [[next(flat) for _ in own] for own in vector["token_counts"]]
+        by_response = []
+        for own in vector["token_counts"]:
+            by_response.append([next(flat) for _ in own])
+        return by_response
     rewards = [[*row] for row in vector["rewards"]]
     if vector.get("feature") == "derived":
         arguments = dict(vector["settings"]["derived"])
@@ -153,7 +160,10 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
             if row[condition["on"]] < condition["at_least"]:
                 row[condition["reward"]] = 0
     if choices["unscored"] == "zero":
-        rewards = [[0 if r is None else r for r in row] for row in rewards]
+        for row in rewards:
+            for k, reward in enumerate(row):
+                if reward is None:
+                    row[k] = 0
     weights = vector["weights"]
     tokens = vector["token_counts"]
     # With whitening over tokens, a row counts once for each of its tokens.
@@ -209,7 +219,9 @@ def ours(
     from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages
 
     if "credit" in settings or "derived" in settings:
-        rows = [{f"r{k}": reward for k, reward in enumerate(row)} for row in rewards]
+        rows = []
+        for row in rewards:
+            rows.append({f"r{k}": reward for k, reward in enumerate(row)})
         names = [*rows[0]]
         if "derived" in settings:
             arguments = dict(settings["derived"])
@@ -222,12 +234,15 @@ def ours(
         named = dict(zip(names, weights, strict=True))
         config = {"gdpo_reward_weights": named, "gdpo": settings}
         return advantages_of(rows, groups, token_counts, config=config)
-    wanted = {each["reward"]: {k: each[k] for k in ("on", "at_least")} for each in conditions}
+    wanted = {}
+    for condition in conditions:
+        limit = {"on": condition["on"], "at_least": condition["at_least"]}
+        wanted[condition["reward"]] = limit
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)
     table = apply_conditions(table, range(table.shape[1]), wanted)
     mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
-    found = gdpo_advantages(table, groups, mask, weights=weights, **settings)
-    return found[:, 0].tolist()  # type: ignore[no-any-return]
+    computed = gdpo_advantages(table, groups, mask, weights=weights, **settings)
+    return computed[:, 0].tolist()  # type: ignore[no-any-return]
 
 
 def verls(
@@ -243,7 +258,7 @@ def verls(
     # It looks for the last attended token, of prompt and response: here prompts have no tokens.
     mask = (torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]).long()
     columns = dict(zip("abcdef", np.array(as_nan(rewards), dtype=np.float32).T, strict=False))
-    found, _ = compute_gdpo_outcome_advantage(
+    computed, _ = compute_gdpo_outcome_advantage(
         token_level_rewards=torch.zeros(mask.shape),
         response_mask=mask,
         index=np.array(groups, dtype=object),
@@ -251,7 +266,7 @@ def verls(
         non_tensor_batch=columns,
         batch={"prompts": torch.ones(len(rewards), 0), "attention_mask": mask},
     )
-    return found[:, 0].tolist()  # type: ignore[no-any-return]
+    return computed[:, 0].tolist()  # type: ignore[no-any-return]
 
 
 def consecutive(function: Callable[..., list[float]]) -> Callable[..., list[float]]:
@@ -264,8 +279,8 @@ def consecutive(function: Callable[..., list[float]]) -> Callable[..., list[floa
         sizes = {groups.count(group) for group in groups}
         if settings or len(sizes) > 1:
             raise NotImplementedError
-        found = function([rewards[i] for i in order], sizes.pop(), weights)
-        return [value for _, value in sorted(zip(order, found, strict=True))]
+        computed = function([rewards[i] for i in order], sizes.pop(), weights)
+        return [value for _, value in sorted(zip(order, computed, strict=True))]
 
     return advantages
 
@@ -287,10 +302,10 @@ def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
     exec(source.replace("from swift.utils import nanstd", ""), space)
 
     def function(rewards: Rows, size: int, weights: list[float]) -> list[float]:
-        found, _ = space["compute_advantages"](
+        computed, _ = space["compute_advantages"](
             torch.tensor(as_nan(rewards)), torch.tensor(weights), size, scale_rewards="gdpo"
         )
-        return found.tolist()  # type: ignore[no-any-return]
+        return computed.tolist()  # type: ignore[no-any-return]
 
     return consecutive(function)
 
@@ -299,17 +314,17 @@ def trls() -> Callable[..., list[float]]:
     """Run a step of TRL's trainer on each vector (tests/trl_step.py); return its log."""
     import pyarrow.parquet as pq
 
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def ask(*step: Any) -> list[float]:
-        asked.append(step)
+        calls.append(step)
         raise NotImplementedError  # all are computed together, below
 
     list(check(consecutive(ask), "trl"))
     gdpo = {"multi_objective_aggregation": "normalize_then_sum"}
     steps = {
         str(i): {"rewards": rewards, "group_size": size, "config": {"reward_weights": w, **gdpo}}
-        for i, (rewards, size, w) in enumerate(asked)
+        for i, (rewards, size, w) in enumerate(calls)
     }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -319,12 +334,15 @@ def trls() -> Callable[..., list[float]]:
         program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
         subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
         tables = [next((out / name / "completions").glob("*.parquet")) for name in steps]
-        found = [pq.read_table(table)["advantage"].to_pylist() for table in tables]
-    return consecutive(lambda *step: found[asked.index(step)])
+        computed = [pq.read_table(table)["advantage"].to_pylist() for table in tables]
+    return consecutive(lambda *step: computed[calls.index(step)])
 
 
 def as_nan(rewards: Rows) -> Rows:
-    return [[float("nan") if r is None else r for r in row] for row in rewards]
+    table = []
+    for row in rewards:
+        table.append([float("nan") if reward is None else reward for reward in row])
+    return table
 
 
 PLAIN = (
@@ -347,7 +365,8 @@ ALONE = (
     "condition",
 )
 # The vectors of each of the table's columns.
-COLUMNS = {"plain": PLAIN, **{name: (name,) for name in ALONE}}
+COLUMNS: dict[str, tuple[str, ...]] = {"plain": PLAIN}
+COLUMNS |= {name: (name,) for name in ALONE}
 # Each implementation: the function to run, given ms-swift's wheel, its profile, and its precision.
 RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
     "gdpo-verl": (lambda _: ours, "tokens", 0.0),
@@ -364,14 +383,15 @@ def table_row(name: str, wheel: Path | None = None) -> list[str]:
     results = {r.vector["name"]: r for r in check(make(wheel), profile, tolerance)}
     cells = []
     for names in COLUMNS.values():
-        own = [results[each] for each in names]
-        if failed := [each for each in own if not each.conforms]:
+        own = [results[vector] for vector in names]
+        failed = [result for result in own if not result.conforms]
+        if failed:
             # NaN is worse than any wrong number.
             pairs = zip(failed[0].found, failed[0].expected, strict=False)
             worst = max(pairs, key=lambda pair: (isnan(pair[0]), abs(pair[0] - pair[1])))
             cells.append("NaN" if isnan(worst[0]) else f"{worst[0]:.3g} for {worst[1]:.3g}")
         else:
-            cells.append("–" if all(each.found is None for each in own) else "✔")
+            cells.append("–" if all(result.found is None for result in own) else "✔")
     return [name, f"`{profile}`", *cells]
 
 

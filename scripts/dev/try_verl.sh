@@ -20,7 +20,7 @@ scripts/setup.sh cpu test
 "$venv/bin/python" -c 'from gdpo_verl.plugin.contract import misfit; raise SystemExit(misfit())'
 
 "$venv/bin/python" -m pytest -q -m "not real" tests/cpu/test_cpu.py \
-  tests/plugin/test_{contract,plugin,seam,batch,validation,reward_manager}.py
+  tests/plugin/test_{contract,plugin,trainer_hooks,batch,validation,reward_manager}.py
 
 if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
 "$venv/bin/python" - "$out/model" << 'PYTHON'    # untrained: two steps teach it nothing

@@ -81,8 +81,12 @@ def at_the_end(*metrics: str) -> Callable[[Run], float]:
     """Return the mean of metrics over the last five steps of a run that have them."""
 
     def value(run: Run) -> float:
-        found = [series(run[-5:], metric) for metric in metrics]
-        return fmean(fmean(each) for each in found if each)
+        means = []
+        for metric in metrics:
+            values = series(run[-5:], metric)
+            if values:
+                means.append(fmean(values))
+        return fmean(means)
 
     return value
 
@@ -107,8 +111,11 @@ def correctness_part(run: Run) -> float:
     if run[0]["arm"].startswith("gdpo"):
         return fmean(series(run, "gdpo/correctness/advantage_share"))
     # GRPO logs no shares. In a sum, the spread of a reward is its weight.
-    names = ("format", "correctness", "integer")
-    parts = {c: fmean(found) for c in names if (found := series(run, f"rewards/{c}/std"))}
+    parts = {}
+    for name in ("format", "correctness", "integer"):
+        deviations = series(run, f"rewards/{name}/std")
+        if deviations:
+            parts[name] = fmean(deviations)
     parts["correctness"] *= WEIGHTS.get(run[0]["arm"], 1.0)
     return parts["correctness"] / sum(parts.values())
 
@@ -155,15 +162,16 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
     },
 }
 EXPLAINING = ("correctness's part", "groups of constant format")  # not compared between arms
+Q1_PAIRS = [(f"gdpo-{unit}", "gdpo-1") for unit in SIGNS if unit != "1"]
+Q1_PAIRS += [
+    ("gdpo-10", "gdpo-third"),
+    ("grpo-10", "grpo-third"),
+    ("whitened-10", "whitened-third"),
+]
+Q1_PAIRS += [(f"grpo-{unit}", f"gdpo-{unit}") for unit in SIGNS]
+Q1_PAIRS += [(arm, "gdpo-10") for arm in WEIGHTS]
 PAIRS = {
-    "q1": [
-        *((f"gdpo-{u}", "gdpo-1") for u in SIGNS if u != "1"),
-        ("gdpo-10", "gdpo-third"),
-        ("grpo-10", "grpo-third"),
-        ("whitened-10", "whitened-third"),
-        *((f"grpo-{u}", f"gdpo-{u}") for u in SIGNS),
-        *((arm, "gdpo-10") for arm in WEIGHTS),
-    ],
+    "q1": Q1_PAIRS,
     "q2": [
         ("gdpo-condition", "gdpo"),
         ("gdpo-gate", "gdpo"),
@@ -205,19 +213,22 @@ def steps_of(run: Mapping[str, Any]) -> Run:
     """Return each step of a stored run with its metrics."""
     steps = []
     for i, step in enumerate(run["steps"]):
-        found = {key: values[i] for key, values in run["metrics"].items() if values[i] is not None}
-        steps.append({"arm": run["arm"], "step": step, **found})
+        metrics: dict[str, Any] = {"arm": run["arm"], "step": step}
+        for key, values in run["metrics"].items():
+            if values[i] is not None:
+                metrics[key] = values[i]
+        steps.append(metrics)
     return steps
 
 
 def measure(name: str, runs: Runs) -> Values:
     """Compute every endpoint of every run."""
-    return {
-        endpoint: {
-            arm: {seed: value(run) for seed, run in seeds.items()} for arm, seeds in runs.items()
-        }
-        for endpoint, value in ENDPOINTS[name].items()
-    }
+    values: dict[str, dict[str, dict[int, float]]] = {}
+    for endpoint, value in ENDPOINTS[name].items():
+        values[endpoint] = {}
+        for arm, seeds in runs.items():
+            values[endpoint][arm] = {seed: value(run) for seed, run in seeds.items()}
+    return values
 
 
 def around(first: Mapping[int, float], second: Mapping[int, float], digits: int = 3) -> str:
@@ -253,19 +264,19 @@ def tables(name: str, runs: Runs) -> str:
     if not runs:
         return "No run yet."
     runs = {arm: runs[arm] for arm in NAMES if arm in runs}
-    found = measure(name, runs)
-    rows = [
-        [NAMES[arm], str(len(seeds)), *(spread(values[arm].values()) for values in found.values())]
-        for arm, seeds in runs.items()
-    ]
-    compared = {name: v for name, v in found.items() if name not in EXPLAINING}
+    endpoints = measure(name, runs)
+    rows = []
+    for arm, seeds in runs.items():
+        cells = [spread(values[arm].values()) for values in endpoints.values()]
+        rows.append([NAMES[arm], str(len(seeds)), *cells])
+    compared = {name: v for name, v in endpoints.items() if name not in EXPLAINING}
     # Also for an unfinished experiment, with `experiment.py --table`: missing runs are left out.
-    gaps = [
-        [f"{NAMES[a]} − {NAMES[b]}", *(around(v[a], v[b]) for v in compared.values())]
-        for a, b in PAIRS[name]
-        if a in runs and b in runs
-    ]
-    arms = markdown_table(["arm", "seeds", *found], rows)
+    gaps = []
+    for a, b in PAIRS[name]:
+        if a in runs and b in runs:
+            cells = [around(values[a], values[b]) for values in compared.values()]
+            gaps.append([f"{NAMES[a]} − {NAMES[b]}", *cells])
+    arms = markdown_table(["arm", "seeds", *endpoints], rows)
     return f"{arms}\n\n{markdown_table(['difference', *compared], gaps)}"
 
 
@@ -285,10 +296,11 @@ def variants(runs: Runs) -> str:
 
 def first_steps(runs: Runs, arm: str) -> dict[int, float]:
     """Find each seed's first step in which half of the responses have the format; else infinity."""
-    return {
-        seed: min((step["step"] for step in run if step["rewards/format/mean"] >= 0.5), default=inf)
-        for seed, run in runs.get(arm, {}).items()
-    }
+    first = {}
+    for seed, run in runs.get(arm, {}).items():
+        steps = [step["step"] for step in run if step["rewards/format/mean"] >= 0.5]
+        first[seed] = min(steps, default=inf)
+    return first
 
 
 def starts(runs: Runs) -> str:
@@ -344,7 +356,8 @@ def tens(runs: Runs) -> str:
         for metric in ("format", "correctness"):
             values = series(run, f"rewards/{metric}/mean")
             means = [fmean(values[begin : begin + 10]) for begin in range(0, 40, 10)]
-            rows.append([f"{ESTIMATORS[arm]}: {metric}", *(f"{mean:.3f}" for mean in means)])
+            cells = [f"{mean:.3f}" for mean in means]
+            rows.append([f"{ESTIMATORS[arm]}: {metric}", *cells])
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
 
@@ -364,19 +377,19 @@ def fisher(first: int, second: int, size: int) -> float:
 
 def draw_units(axes: Sequence[Any], runs: Runs) -> None:
     """Draw format and correctness per scale, and the fixed weights at × 10."""
-    found = measure("q1", runs)
+    endpoints = measure("q1", runs)
     colors = dict(zip(FAMILIES, (BLUE, VERMILION, OTHERS[0]), strict=True))
     places = [*UNITS.values()]
     marker = {"color": INK, "fillstyle": "none", "markersize": 4}
     for axis, name in zip(axes, ("format", "correctness"), strict=True):
         for family, color in colors.items():
-            points = [list(found[name][f"{family}-{u}"].values()) for u in SIGNS]
+            points = [list(endpoints[name][f"{family}-{u}"].values()) for u in SIGNS]
             axis.plot(places, [fmean(p) for p in points], color=color, label=FAMILIES[family])
             for x, values in zip(places, points, strict=True):
                 axis.plot([x] * len(values), values, ".", color=color, alpha=0.5, markersize=5)
         # To the right of × 10, where they were trained, because the points would overlap there.
         for x, (arm, weight) in zip((13, 19, 28), WEIGHTS.items(), strict=True):
-            y = fmean(found[name][arm].values())
+            y = fmean(endpoints[name][arm].values())
             axis.plot(x, y, "D", **marker)
             axis.annotate(f"{weight:g}", (x, y), (0, 6), textcoords="offset points", ha="center")
         axis.set(xscale="log", xlabel="scale of correctness", title=f"{name}, mean of all steps")

@@ -83,7 +83,9 @@ def metrics(path: Path) -> dict[str, Any]:
     """Read the steps of a run, and each stored metric at each step, None where it is missing."""
     steps = read_lines(path)
     names = dict.fromkeys(name for step in steps for name in step["data"] if KEPT.fullmatch(name))
-    values = {name: [rounded(step["data"].get(name)) for step in steps] for name in names}
+    values = {}
+    for name in names:
+        values[name] = [rounded(step["data"].get(name)) for step in steps]
     return {"steps": [step["step"] for step in steps], "metrics": values}
 
 

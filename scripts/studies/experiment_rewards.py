@@ -17,20 +17,21 @@ from gdpo_verl.rewards import gsm8k, instructions, tool_call
 
 def _times(unit: float, reward: Any) -> Callable[..., dict[str, float]]:
     """Return one of our rewards with another scale of its correctness."""
-    components = (
-        replace(each, low=unit * each.low, high=unit * each.high)
-        if each.name == "correctness"
-        else each
-        for each in reward.components
-    )
+    components = []
+    for component in reward.components:
+        if component.name == "correctness":
+            low = unit * component.low
+            high = unit * component.high
+            component = replace(component, low=low, high=high)
+        components.append(component)
 
     @declares(*components)
     def compute_score(*args: Any, **kwargs: Any) -> dict[str, float]:
-        found = reward(*args, **kwargs)
-        correctness = unit * found["correctness"]
+        returned = reward(*args, **kwargs)
+        correctness = unit * returned["correctness"]
         # The other components stay in the score as they are.
-        score = found["score"] - found["correctness"] + correctness
-        return found | {"correctness": correctness, "score": score}
+        score = returned["score"] - returned["correctness"] + correctness
+        return returned | {"correctness": correctness, "score": score}
 
     return compute_score
 
@@ -63,12 +64,12 @@ def short_sums(
 @declares(*instructions.compute_score.components, Component("named", 0, 80))
 def instructions_and_naming(*args: Any, **kwargs: Any) -> dict[str, float | None]:
     """Compute the rewards of instructions, and how often a text names its topic."""
-    found = instructions.compute_score(*args, **kwargs)
+    returned = instructions.compute_score(*args, **kwargs)
     topic = json.loads(kwargs["ground_truth"])["topic"]
     names = {name.rstrip("s") for name in re.findall(r"\w+", topic.lower())} - {"the"}
     words = re.findall(r"\w+", kwargs["solution_str"].lower())
     named = sum(word.rstrip("s") in names for word in words)
-    return found | {"named": float(named)}
+    return returned | {"named": float(named)}
 
 
 def grpo_whitened(batch: Decomposition) -> Tensor:

@@ -21,9 +21,9 @@ def replace_block(page: Path, name: str, content: str) -> None:
     """
     begin = f"<!-- {name} -->\n"
     end = f"<!-- /{name} -->"
-    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    before, opened, rest = page.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (opened and closed):
         raise ValueError(f"{page}: expected the marks {begin.strip()} and {end}")
     write_text(page, f"{before}{begin}\n{content.strip()}\n\n{end}{after}")
 

@@ -41,9 +41,9 @@ def right_forms(folder: Path) -> list[int]:
     torch.manual_seed(SEED)
     counts = []
     for example in islice(TASK.held_out(SEED), PROMPTS):
-        asked = [example] * ANSWERS
-        found = evaluate(TASK, model, tokenizer, asked, Settings(), sample=True)
-        counts.append(round(found["format"] * ANSWERS))
+        examples = [example] * ANSWERS
+        shares = evaluate(TASK, model, tokenizer, examples, Settings(), sample=True)
+        counts.append(round(shares["format"] * ANSWERS))
     return counts
 
 

@@ -44,8 +44,8 @@ def demonstrate(
 def grade(answer: str, ground_truth: str) -> tuple[bool, bool]:
     """Return whether a response has a box, and whether the box is right."""
     length = {"response_length": 1}
-    found = math_length.compute_score("", answer, ground_truth, length, limit=LIMIT)
-    return BOX in answer, found["correctness"] == 1
+    rewards = math_length.compute_score("", answer, ground_truth, length, limit=LIMIT)
+    return BOX in answer, rewards["correctness"] == 1
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ def test_the_kept_runs_are_those_of_the_experiments():
     for name, settings in EXPERIMENTS.items():
         arms = [arm for task in settings["tasks"].values() for arm in task["arms"]]
         expected = {(arm, seed) for arm in arms for seed in settings["seeds"]}
-        found = {(arm, seed) for arm, seeds in evidence.read(name).items() for seed in seeds}
-        assert found == expected
+        kept = {(arm, seed) for arm, seeds in evidence.read(name).items() for seed in seeds}
+        assert kept == expected
 
 
 def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells():
@@ -65,11 +65,11 @@ def test_an_arm_composes_to_what_the_page_says(name, arm, estimator, expected):
     config = compose(recipe, overrides)
     assert config.algorithm.adv_estimator == estimator
     assert config.trainer.total_training_steps == 24
-    found = GdpoConfig.from_algorithm(config.algorithm)
+    gdpo = GdpoConfig.from_algorithm(config.algorithm)
     components = getattr(experiment_rewards, reward.partition("=")[2]).components
     plain = {"variant": "gdpo", "conditions": {}, "gate": None}
-    chosen = {key: getattr(found, key) for key in plain}
-    chosen["weights"] = found.resolve(components).weights
+    chosen = {key: getattr(gdpo, key) for key in plain}
+    chosen["weights"] = gdpo.resolve(components).weights
     assert chosen == plain | {"weights": (1.0, 1.0)} | expected
 
 
@@ -89,10 +89,10 @@ def test_the_topic_is_named_by_its_words_alone():
     pytest.importorskip("wordllama")
     truth = '{"topic": "the sea", "instruction_id_list": [], "kwargs": []}'
     text = "The sea, and the seas of the season."
-    found = experiment_rewards.instructions_and_naming(
+    rewards = experiment_rewards.instructions_and_naming(
         data_source="", solution_str=text, ground_truth=truth
     )
-    assert found["named"] == 2
+    assert rewards["named"] == 2
 
 
 def test_the_unit_multiplies_correctness_alone():
@@ -114,9 +114,11 @@ def test_a_shorter_sum_earns_more_whether_or_not_it_is_right():
         ("", 8, 0, 0.75),
         ("", 40, 0, 0),
     ):
-        found = experiment_rewards.short_sums("", text, "2", {"response_length": tokens}, limit=32)
+        rewards = experiment_rewards.short_sums(
+            "", text, "2", {"response_length": tokens}, limit=32
+        )
         expected = {"correctness": correctness, "length": length, "score": correctness + length}
-        assert found == expected
+        assert rewards == expected
 
 
 # --- the runner -----------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ import torch
 from page import ROOT, markdown_table, read_rows, replace_block, write_rows
 from torch import Tensor
 
-from gdpo_verl.advantage import apply_conditions, decompose, find_variant
+from gdpo_verl.advantage import (
+    EstimatorSettings,
+    Gate,
+    apply_conditions,
+    decompose,
+    find_variant,
+)
 from gdpo_verl.lab.explain import toy
 
 PROMPTS = 4
@@ -123,23 +129,23 @@ def variant(
         rows = r.flatten(0, 1)
         names = range(r.shape[2])
         on_first = {k: {"on": 0, "at_least": 1.0} for k in names[1:]} if conditioned else {}
-        return decompose(
-            rows,
-            group_ids(r),
-            torch.ones(len(rows)),
-            conditioned=apply_conditions(rows, names, on_first),
-            variant=chosen,
+        settings = EstimatorSettings(
             ranges=ranges,
+            gate=None if gate is None else Gate(gate),
+            variant=chosen,
             whiten=whiten,
-            gate=gate,
-        ).advantage
+        )
+        counted = apply_conditions(rows, names, on_first)
+        tokens = torch.ones(len(rows))
+        return decompose(rows, group_ids(r), tokens, settings, conditioned=counted).advantage
 
     return advantage
 
 
 def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) -> Tensor:
     weights = [weight, *[1.0] * (r.shape[2] - 1)]
-    return decompose(r.flatten(0, 1), group_ids(r), weights=weights, scale=scale).grpo
+    settings = EstimatorSettings(weights=weights, scale=scale)
+    return decompose(r.flatten(0, 1), group_ids(r), settings=settings).grpo
 
 
 def whitened_grpo(r: Tensor, ranges: Ranges) -> Tensor:
@@ -212,11 +218,11 @@ def study(case: tuple[str, str]) -> list[dict[str, Any]]:
     methods = METHODS | (OUTCOME if task.outcome else {})
     if task.group < 3:  # correlations of two responses are 1 or -1
         methods = {key: method for key, method in methods.items() if key != "CorrGRPO"}
-    found = {key: train(task, m, optimiser, SEEDS, STEPS) for key, m in methods.items()}
+    qualities = {key: train(task, m, optimiser, SEEDS, STEPS) for key, m in methods.items()}
     static = [train(task, partial(grpo, weight=w), optimiser, SEEDS, STEPS) for w in STATIC]
-    found[BEST] = max(static, key=lambda each: float(each[1].mean()))
+    qualities[BEST] = max(static, key=lambda quality: float(quality[1].mean()))
     rows = []
-    for key, values in found.items():
+    for key, values in qualities.items():
         row = {"optimiser": optimiser, "task": name, "method": key}
         for kind, quality in zip(("mean", "worst"), values, strict=True):
             row[kind] = f"{float(quality.mean()):.3f}"
@@ -240,7 +246,11 @@ def table(rows: list[dict[str, str]]) -> str:
         return text.replace("-0.00", "0.00").replace("+0.00", "0.00").replace("-", "−")
 
     tasks = dict.fromkeys(row["task"] for row in rows)
-    return markdown_table(["", *SHOWN], [[t, *(cell(t, m) for m in SHOWN)] for t in tasks])
+    lines = []
+    for task in tasks:
+        cells = [cell(task, method) for method in SHOWN]
+        lines.append([task, *cells])
+    return markdown_table(["", *SHOWN], lines)
 
 
 def main() -> None:
@@ -251,8 +261,8 @@ def main() -> None:
     if not args.page:
         cases = [(optimiser, task) for optimiser in OPTIMISERS for task in TASKS]
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            found = [row for rows in pool.map(study, cases) for row in rows]
-        write_rows(numbers, found)
+            measured = [row for rows in pool.map(study, cases) for row in rows]
+        write_rows(numbers, measured)
     replace_block(ROOT / "docs/evidence/variants.md", "study", table(read_rows(numbers)))
 
 

@@ -257,6 +257,9 @@ BROKEN = {
     "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
+    # verl's validation cannot make a column of a dict, whoever reads the components.
+    "nested": "PROBLEM  'reward_components' is {'right': ",
+    "nested_by_chance trainer.val_before_train=false trainer.test_freq=-1": "'short' 0.",
     "locked": "it returned what cannot be sent to the trainer",
     "numbered": "it returned a dict with the key 1. Make all its keys texts",
     "wrapped": "it returned a coroutine: verl awaits only",
@@ -274,16 +277,11 @@ def test_a_broken_reward_is_named(check, reward):
 
 
 def test_nested_components_are_what_the_training_makes_of_them(check):
-    no_validation = ["trainer.val_before_train=false", "trainer.test_freq=-1"]
-    status, shown, report = check("nested", *no_validation)
+    status, shown, report = check(
+        "nested", "trainer.val_before_train=false", "trainer.test_freq=-1"
+    )
     assert (status, report["problems"]) == (0, [])
     assert "score = 1·right + 1·short in 27 of 27 responses" in shown
-    # verl's validation cannot make a column of a dict, whoever reads the components.
-    _, _, report = check("nested")
-    (problem,) = report["problems"]
-    assert problem.startswith("'reward_components' is {'right': ")
-    _, _, report = check("nested_by_chance", *no_validation)
-    assert any("'short' 0." in problem for problem in report["problems"])
     # Our manager hands them on as columns.
     status, _, _ = check("nested", "reward.reward_manager.name=gdpo_components")
     assert status == 0
@@ -389,12 +387,10 @@ def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
 
 @pytest.mark.real
 def test_answers_sampled_from_a_local_model(check, toolbox, policy):
-    status, _, report = check(
-        None,
-        *["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")],
-        # verl's own number, one, would not say whether answers to a prompt differ.
-        *["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"],
-    )
+    options = ["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")]
+    # verl's own number, one, would not say whether answers to a prompt differ.
+    options += ["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"]
+    status, _, report = check(None, *options)
     assert status == 0
     assert [kind["count"] for kind in report["kinds"]] == [24 * 4]
     means = {component["name"]: component["mean"] for component in report["components"]}

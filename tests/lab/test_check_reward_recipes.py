@@ -84,23 +84,14 @@ def test_under_its_condition_repeating_the_topic_is_paid_nothing(recipe):
     next(working_protections(), None) is None,
     reason="no sandbox works here: apt install bubblewrap",
 )
-def test_programs_that_do_not_differ_are_a_problem_unless_made_up(recipe):
-    status, shown, report = recipe("code/gdpo_strict", TESTS)
-    assert status == 0
-    assert all(answer["score"] == 0.0 for answer in report["answers"])
-    assert "note     every component is constant in each of" in shown
-    assert "give real ones with `gdpo-verl check-reward --answers`" in shown
-
-    right, three, four = (
-        f"```python\nprint({text})\n```" for text in ("2 * int(input())", "3", "4")
-    )
-    write_answers(right, three)
-    status, _, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
-    # Both run; the right one passes and is short.
-    assert (status, scores(report)) == (0, {"answers.jsonl": [3.0, 1.0]})
-    assert report["sandboxes"] == [next(working_protections()).name]
-
-    write_answers(four, three)
+@pytest.mark.parametrize(
+    ("first", "scored", "problems"),
+    [("2 * int(input())", 3.0, 0), ("4", 1.0, 1)],
+    ids=["right and short", "as wrong as the other"],
+)
+def test_programs_that_do_not_differ_are_a_problem(recipe, first, scored, problems):
+    write_answers(f"```python\nprint({first})\n```", "```python\nprint(3)\n```")
     status, shown, report = recipe("code/gdpo_strict", TESTS, "--answers", "answers.jsonl")
-    assert (status, scores(report)) == (1, {"answers.jsonl": [1.0, 1.0]})
-    assert "PROBLEM  every component is constant in each of" in shown
+    assert (status, scores(report)) == (problems, {"answers.jsonl": [scored, 1.0]})
+    assert shown.count("PROBLEM  every component is constant in each of") == problems
+    assert report["sandboxes"] == [next(working_protections()).name]

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.check_reward.answers import GROUND_TRUTH, CheckedAnswer
-from gdpo_verl.lab.check_reward.report import measure, to_text
+from gdpo_verl.lab.check_reward.report import measure, report_text
 from gdpo_verl.lab.check_reward.worker import RewardResult, Scored
 from gdpo_verl.rewards import Component
 
@@ -47,6 +47,7 @@ def report_of(
             "algorithm": {"adv_estimator": "gdpo"} | algorithm,
             "actor_rollout_ref": {"rollout": {"n": 4}},
             "data": {"train_batch_size": 2},
+            "trainer": {},
         }
     )
     return measure(config, answers, Scored(declared, (), results, again or {}))
@@ -66,7 +67,7 @@ def test_summary_of_hand_made_results():
     assert note.startswith("'b' is constant in every group")
     # The shorter times are 2, 3, 4 and 6 ms; 97 % of the way from the third to the fourth is 5.94.
     assert report["seconds"] == pytest.approx({"median": 0.0035, "p99": 0.00594, "max": 0.006})
-    lines = [" ".join(line.split()) for line in to_text({"about": {}, **report}).splitlines()]
+    lines = [" ".join(line.split()) for line in report_text({"about": {}, **report}).splitlines()]
     assert lines == [
         "",
         "component weight declared observed mean constant not scored",
@@ -120,56 +121,59 @@ def test_components_neither_declared_nor_named_are_a_problem():
 
 FORM = "the ground truth (ground truth) scores less than a wrong response"
 SAME = "every component is constant in each of"
+PROGRAMS = '{"inputs": []}'
 UNCODED = [replace(each, info={**each.info, "parse_error": None}) for each in GOOD]
-INVERTED = [UNCODED[1], UNCODED[0], UNCODED[3], UNCODED[2]]  # the empty answer gets the truth's
+FIRST, SECOND, THIRD, FOURTH = UNCODED
+INVERTED = [SECOND, FIRST, FOURTH, THIRD]  # the empty answer gets the truth's
 
 
 def alike(*codes: int | None) -> list[RewardResult]:
     return [result(1.0, a=1.0, b=0.0, parse_error=code) for code in codes]
 
 
+def made_up(results: list[RewardResult], text: str) -> dict[str, Any]:
+    """Report on made-up answers of this text."""
+    answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
+    return report_of(results, answers=answers)
+
+
 @pytest.mark.parametrize(
-    ("results", "text", "kind", "expected"),
+    ("results", "text", "kind", "about", "expected"),
     [
-        pytest.param(alike(1, 1, 1, 0), "22", "notes", SAME, id="alike: no truth is read"),
-        pytest.param(alike(0, 1, 1, 1), "22", "problems", SAME, id="alike: a truth is read"),
-        pytest.param(alike(*[None] * 4), "22", "problems", SAME, id="alike: nobody says"),
-        pytest.param(alike(*[None] * 4), '{"inputs": []}', "notes", SAME, id="alike: programs"),
-        pytest.param(INVERTED, "22", "problems", "in 2 of 2 rows, and in no layout more "
-                     "than every wrong response in half of them: the reward is inverted. If no "
-                     "made-up response has the layout that the reward asks for, give real ones "
-                     "with `gdpo-verl check-reward --answers`, or sample them with its option "
-                     "--model",
-                     id="inverted"),
-        pytest.param([UNCODED[0], UNCODED[0], UNCODED[2], UNCODED[2]], "22", "problems",
-                     "does not order responses", id="unordered"),
-        pytest.param([result(3.0, a=0.0, b=3.0), result(4.0, a=1.0, b=3.0)] * 2, "22", "problems",
-                     "the reward is inverted", id="beside a full component"),
-        pytest.param([result(-3.0, a=0.0, b=-3.0), result(-2.0, a=1.0, b=-3.0)] * 2, "22", "notes",
-                     "--model", id="one alone, another at its lowest"),
-        pytest.param(INVERTED, '{"inputs": []}', "notes", "--model", id="programs"),
+        # No truth is read; one is; nobody says; programs are not made up.
+        (alike(1, 1, 1, 0), "22", "notes", SAME, ""),
+        (alike(0, 1, 1, 1), "22", "problems", SAME, ""),
+        (alike(*[None] * 4), "22", "problems", SAME, ""),
+        (alike(*[None] * 4), PROGRAMS, "notes", SAME, ""),
+        (INVERTED, "22", "problems", FORM, "in 2 of 2 rows, and in no layout more "
+         "than every wrong response in half of them: the reward is inverted. If no "
+         "made-up response has the layout that the reward asks for, give real ones "
+         "with `gdpo-verl check-reward --answers`, or sample them with its option --model"),
+        (INVERTED, PROGRAMS, "notes", FORM, "--model"),
+        ([FIRST, FIRST, THIRD, THIRD], "22", "problems", FORM, "does not order responses"),
+        # Beside a component that is full, and alone beside one at its lowest.
+        ([result(3.0, a=0.0, b=3.0), result(4.0, a=1.0, b=3.0)] * 2, "22", "problems", FORM,
+         "the reward is inverted"),
+        ([result(-3.0, a=0.0, b=-3.0), result(-2.0, a=1.0, b=-3.0)] * 2, "22", "notes", FORM,
+         "--model"),
     ],
 )  # fmt: skip
 def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers(
-    results, text, kind, expected
+    results, text, kind, about, expected
 ):
-    def complaints(results):
-        answers = [replace(answer, text=text, made_up=True) for answer in ANSWERS]
-        report = report_of(results, answers=answers)
-        texts = [(key, each) for key in ("problems", "notes") for each in report[key]]
-        return [each for each in texts if (SAME if expected == SAME else FORM) in each[1]]
-
-    ((key, complaint),) = complaints(results)
-    assert (key, expected in complaint) == (kind, True)
-    assert complaints(GOOD) == []
+    report = made_up(results, text)
+    (complaint,) = [each for each in report["problems"] + report["notes"] if about in each]
+    assert complaint in report[kind]
+    assert expected in complaint
+    good = made_up(GOOD, text)
+    assert about not in "".join(good["problems"] + good["notes"])
 
 
 def test_score_follows_weights_and_conditions():
-    # 2 a + b where a is 1, else 2 a: 4, 0, 1, 0.
-    results = [
-        result(score, a=each.info["a"], b=each.info["b"])
-        for score, each in zip([4.0, 0.0, 1.0, 0.0], GOOD, strict=True)
-    ]
+    # 2 a + b where a is 1, else 2 a.
+    pairs = [(1.0, 2.0), (0.0, 2.0), (1.0, -1.0), (0.0, -1.0)]
+    scores = [4.0, 0.0, 1.0, 0.0]
+    results = [result(score, a=a, b=b) for score, (a, b) in zip(scores, pairs, strict=True)]
     conditions = {"b": {"on": "a", "at_least": 1.0}}
     settings = {"gdpo_reward_weights": {"a": 2.0}, "gdpo": {"conditions": conditions}}
     report = report_of(results, **settings)
@@ -212,7 +216,7 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
         a, b = float(place % 2), 2.0 * (place in (3, 100))
         results.append(result(a + b, 0.001, a=a, b=b))
     report = report_of(results, answers=answers)
-    shown = to_text({"about": {}, **report})
+    shown = report_text({"about": {}, **report})
     rare = "b varies in 1.2% of groups of 4, 0.025 of 2 per step. It may never be learned"
     assert rare in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
@@ -220,4 +224,4 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
     assert advice["override"] in shown
     assert shown.index("Advice") > shown.index(rare)
     few = report_of(results[:64], answers=answers[:64])
-    assert "it needs 30 groups of several responses, found 4." in to_text({"about": {}, **few})
+    assert "it needs 30 groups of several responses, found 4." in report_text({"about": {}, **few})

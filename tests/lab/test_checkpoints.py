@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,32 +34,25 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-30])
 
 
+@pytest.mark.parametrize("noted", ["4", "4\0"])  # a note that is no number, too
 @pytest.mark.parametrize(
-    ("damage", "problem"),
+    ("file", "damage", "problem"),
     [
-        (lambda folder: (folder / "data.pt").unlink(), "data.pt, the place in the data, is"),
-        (
-            lambda folder: cut(folder / "actor" / "optim_world_size_2_rank_1.pt"),
-            "actor/optim_world_size_2_rank_1.pt is cut short",
-        ),
-        (
-            lambda folder: (folder / "actor" / "extra_state_world_size_2_rank_0.pt").unlink(),
-            "actor/extra_state_world_size_2_rank_0.pt is missing",
-        ),
-        (lambda folder: (folder / "actor").rename(folder / "elsewhere"), "actor has no model"),
+        ("data.pt", Path.unlink, "data.pt, the place in the data, is"),
+        ("actor/optim_world_size_2_rank_1.pt", cut, "actor/optim_world_size_2_rank_1.pt is cut sh"),
+        ("actor/extra_state_world_size_2_rank_0.pt", Path.unlink,
+         "actor/extra_state_world_size_2_rank_0.pt is missing"),
+        ("actor", shutil.rmtree, "actor has no model"),
     ],
-    ids=["no place in the data", "shard cut", "shard missing", "weights removed"],
-)
-def test_checkpoint_cut_short_is_not_resumed_from(tmp_path, damage, problem):
+)  # fmt: skip
+def test_checkpoint_cut_short_is_not_resumed_from(tmp_path, file, damage, problem, noted):
     write_checkpoint(tmp_path, 2, workers=2)
-    damage(write_checkpoint(tmp_path, 4, workers=2))
-
-    step, said = checkpoints.select_checkpoint(tmp_path)
-
+    damage(write_checkpoint(tmp_path, 4, workers=2) / file)
+    (tmp_path / checkpoints.TRACKER).write_text(noted)
+    step, (sentence,) = checkpoints.select_checkpoint(tmp_path)
     assert step == 2
-    assert (tmp_path / checkpoints.TRACKER).read_text() == "2"
-    (sentence,) = said
     assert sentence.startswith(f"global_step_4 was cut short and is skipped: {problem}")
+    assert (tmp_path / checkpoints.TRACKER).read_text() == "2"
     assert (tmp_path / "global_step_4.incomplete").is_dir()
     assert checkpoints.select_checkpoint(tmp_path) == (2, [])
 
@@ -75,13 +69,6 @@ def test_checkpoint_counts_once_verl_has_noted_it(tmp_path):
         step, (said,) = checkpoints.select_checkpoint(tmp_path)
         assert step == 2
         assert said.startswith("global_step_4 was cut short and is skipped: its save did not end")
-
-
-def test_note_of_the_last_step_that_is_no_number_leaves_whole_checkpoints(tmp_path):
-    write_checkpoint(tmp_path, 2)
-    cut(write_checkpoint(tmp_path, 4) / "data.pt")
-    (tmp_path / checkpoints.TRACKER).write_text("4\0")
-    assert checkpoints.select_checkpoint(tmp_path)[0] == 2
 
 
 def test_training_starts_over_only_where_no_checkpoint_was_ever_whole(tmp_path):

@@ -28,16 +28,18 @@ def test_the_policy_s_advantages_are_the_library_s(method):
     task = phantom.task(2, 8)
     _, rewards = toy.draw(task, toy.start(task, 3), torch.Generator().manual_seed(1))
     found = method.advantages(method.combine(rewards))
+    groups = [row // 8 for row in range(32)]
+    mask = torch.ones(32, 1)
     for seed in range(3):
         rows = rewards[seed].reshape(-1, 2).clone()
         if method.conditioned:
             rows[:, 1] *= rows[:, 0]
-        groups, mask = [i // 8 for i in range(32)], torch.ones(32, 1)
-        if method.decoupled:
-            gate = 0 if method.gated else None
-            expected = gdpo_advantages(rows, groups, mask, whiten="sequence", gate=gate)
-        else:
+        if not method.decoupled:
             expected = grpo_advantages(rows, groups, mask)
+        elif method.gated:
+            expected = gdpo_advantages(rows, groups, mask, whiten="sequence", gate=0)
+        else:
+            expected = gdpo_advantages(rows, groups, mask, whiten="sequence")
         torch.testing.assert_close(found[seed].flatten(), expected[:, 0])
 
 
@@ -54,11 +56,17 @@ def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_thre
     assert float(faster.mean()) == pytest.approx(float(unwhitened.mean()), abs=0.005)
 
 
-def test_the_verdict_asks_for_size_and_for_certainty():
-    ahead, behind = toy.Figure(0.9, 0.01), toy.Figure(0.8, 0.01)
-    assert (toy.verdict(ahead, behind), toy.verdict(behind, ahead)) == (1, -1)
-    assert toy.verdict(toy.Figure(0.9, 0.1), toy.Figure(0.8, 0.1)) == 0  # within the errors
-    assert toy.verdict(toy.Figure(0.805, 0.0), toy.Figure(0.8, 0.0)) == 0  # too small to matter
+@pytest.mark.parametrize(
+    ("first", "second", "error", "verdict"),
+    [
+        (0.9, 0.8, 0.01, 1),
+        (0.8, 0.9, 0.01, -1),
+        (0.9, 0.8, 0.1, 0),  # within the errors
+        (0.805, 0.8, 0.0, 0),  # too small to matter
+    ],
+)
+def test_the_verdict_asks_for_size_and_for_certainty(first, second, error, verdict):
+    assert toy.verdict(toy.Figure(first, error), toy.Figure(second, error)) == verdict
 
 
 def test_the_unit_moves_grpo_unless_a_weight_undoes_it_and_leaves_gdpo_alone():

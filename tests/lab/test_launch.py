@@ -112,8 +112,8 @@ def test_steps_are_science_where_the_learning_rate_depends_on_them():
 def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has():
     config = compose("toolbox/gdpo")
     keys = [key for key, _ in flattened("", OmegaConf.to_container(config, resolve=False))]
-    unknown = [p for p in NOT_SCIENCE if not any(fnmatchcase(key, p) for key in keys)]
-    assert unknown == []
+    for pattern in NOT_SCIENCE:
+        assert any(fnmatchcase(key, pattern) for key in keys), pattern
 
 
 def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path):
@@ -137,16 +137,15 @@ def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path, ca
 
 
 def test_training_that_its_epochs_end_before_its_steps_names_the_key():
-    def end(reached: int, steps: int | None = 90, loggers: str = "[console,file]") -> None:
-        trainer = f"{{total_epochs: 2, total_training_steps: {steps or 'null'}, logger: {loggers}}}"
-        config = OmegaConf.create(f"trainer: {trainer}")
-        launch._require_last_step("toolbox/gdpo", config, reached)
-
-    end(90)
+    trainer = {"total_epochs": 2, "total_training_steps": 90, "logger": ["console", "file"]}
+    config = OmegaConf.create({"trainer": trainer})
+    launch._require_last_step("toolbox/gdpo", config, 90)
     with pytest.raises(launch.LaunchError, match=r"total_epochs=2 ended .* step 80, before .*=90"):
-        end(80)
-    end(0, loggers="[console]")  # then the last step is not known
-    end(80, steps=None)
+        launch._require_last_step("toolbox/gdpo", config, 80)
+    # The last step is not known without the file, and without a number every step may be the last.
+    for change in ({"logger": ["console"]}, {"total_training_steps": None}):
+        other = OmegaConf.create({"trainer": trainer | change})
+        launch._require_last_step("toolbox/gdpo", other, 0)
 
 
 def test_edited_reward_is_refused_with_the_option_that_accepts_it(tmp_path):
@@ -174,24 +173,21 @@ def test_edited_reward_is_refused_with_the_option_that_accepts_it(tmp_path):
 def test_a_dry_run_refuses_the_directories_that_a_start_refuses(tmp_path):
     started(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert (
-        "actor.optim.lr: "
-        in dry_run.dry_run(
-            "toolbox/gdpo", tmp_path, ["actor_rollout_ref.actor.optim.lr=1e-5"]
-        ).problems[0]
-    )
+    override = "actor_rollout_ref.actor.optim.lr=1e-5"
+    problem, *_ = dry_run.dry_run("toolbox/gdpo", tmp_path, [override]).problems
+    assert "actor.optim.lr: " in problem
     config = composed("toolbox/gdpo", tmp_path, [])
-    write_checkpoint(tmp_path / "checkpoints", 1)
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", 1)
     dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
-    (tmp_path / "checkpoints" / "global_step_1" / "data.pt").unlink()
+    (checkpoint / "data.pt").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint is complete"):
         dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    with (
-        lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still trains"),
-    ):
-        dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+    with lock_run(tmp_path, "toolbox/gdpo", config):
+        with pytest.raises(RunDirectoryError, match="still trains"):
+            dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+        with pytest.raises(RunDirectoryError, match="still trains"):
+            launch.train("toolbox/gdpo", tmp_path)
 
 
 def test_another_policy_of_the_same_name_is_noticed(tmp_path):
@@ -206,44 +202,36 @@ def test_another_policy_of_the_same_name_is_noticed(tmp_path):
         started(tmp_path / "run", "toolbox/gdpo", override)
 
 
-def test_directory_in_which_a_training_runs_is_refused(tmp_path):
-    config = composed("toolbox/gdpo", tmp_path, [])
-    with (
-        lock_run(tmp_path, "toolbox/gdpo", config),
-        pytest.raises(RunDirectoryError, match="still trains"),
-    ):
-        launch.train("toolbox/gdpo", tmp_path)
+PLATFORM = "VERL_PLATFORM"
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
-def test_the_driver_s_platform_is_its_workers_unless_it_is_given(tmp_path, monkeypatch):
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    on_cpu, on_gpus = (compose("toolbox/gdpo", [f"hardware={name}"]) for name in ("cpu", "gpu8"))
-    environment = launch.environment_of(tmp_path, on_cpu)
-    assert (environment["VERL_PLATFORM"], environment["GLOO_SOCKET_IFNAME"]) == ("cpu", "lo")
-    assert "VERL_PLATFORM" not in launch.environment_of(tmp_path, on_gpus)
-    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
-    assert launch.environment_of(tmp_path, on_cpu)["VERL_PLATFORM"] == "nvidia"
-
-
-def test_flashinfer_s_sampler_is_switched_off_where_it_would_be_compiled(tmp_path, monkeypatch):
-    on_gpus = OmegaConf.create({"trainer": {"device": "cuda", "nnodes": 1}})
-    variable = "VLLM_USE_FLASHINFER_SAMPLER"
-    compiled: list[str] = []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in compiled or None)
-    monkeypatch.delenv(variable, raising=False)
-    assert launch.environment_of(tmp_path, on_gpus)[variable] == "0"
-    on_cpu = OmegaConf.create({"trainer": {"device": "cpu", "nnodes": 1}})
-    assert variable not in launch.environment_of(tmp_path, on_cpu)
-    monkeypatch.setenv(variable, "1")
-    assert launch.environment_of(tmp_path, on_gpus)[variable] == "1"
-    monkeypatch.delenv(variable)
-    compiled.append("flashinfer_jit_cache")
-    assert variable not in launch.environment_of(tmp_path, on_gpus)
-
-
-def test_trainings_write_bytecode_in_container_images_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    assert "PYTHONDONTWRITEBYTECODE" not in launch.environment_of(tmp_path, compose("toolbox/gdpo"))
+@pytest.mark.parametrize(
+    ("hardware", "given", "package", "variable", "value"),
+    [
+        # The driver's platform is that of its workers, unless it is given.
+        ("cpu", {}, None, PLATFORM, "cpu"),
+        ("cpu", {}, None, "GLOO_SOCKET_IFNAME", "lo"),
+        ("gpu8", {}, None, PLATFORM, None),
+        ("cpu", {PLATFORM: "nvidia"}, None, PLATFORM, "nvidia"),
+        # FlashInfer's sampler is switched off where it would be compiled.
+        ("gpu8", {}, None, SAMPLER, "0"),
+        ("gpu8", {}, "flashinfer_jit_cache", SAMPLER, None),
+        ("gpu8", {SAMPLER: "1"}, None, SAMPLER, "1"),
+        ("cpu", {}, None, SAMPLER, None),
+        # Container images set it; then every process would compile what it imports.
+        ("cpu", {BYTECODE: "1"}, None, BYTECODE, None),
+    ],
+)
+def test_the_driver_s_environment(tmp_path, monkeypatch, hardware, given, package, variable, value):
+    config = compose("toolbox/gdpo", [f"hardware={hardware}"])
+    for name in (PLATFORM, SAMPLER):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == package)
+    assert launch.environment_of(tmp_path, config).get(variable) == value
 
 
 def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():

@@ -31,8 +31,8 @@ TOOLBOX = TASKS["toolbox"]
 
 @pytest.fixture(params=TASKS)
 def task(request):
-    if package := {"bfcl": "bfcl_eval", "reasoning-gym": "reasoning_gym"}.get(request.param):
-        pytest.importorskip(package)
+    needed = {"bfcl": "bfcl_eval", "reasoning-gym": "reasoning_gym"}
+    pytest.importorskip(needed.get(request.param, "json"))
     return TASKS[request.param]
 
 
@@ -92,7 +92,8 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved, tokenizer):
     record = json.loads((saved / "policy.json").read_text())
     assert (record["task"], record["seed"]) == ("toolbox", 0)
     assert record["settings"]["steps"] == QUICK.steps
-    assert set(record["sampled"]) == set(record["greedy"]) == {"format", "exact"}
+    assert record["sampled"].keys() == {"format", "exact"}
+    assert record["greedy"].keys() == {"format", "exact"}
     assert [path.name for path in saved.parent.iterdir()] == ["policy"]
 
     model = AutoModelForCausalLM.from_pretrained(saved)
@@ -113,9 +114,11 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved, tokenizer):
 
 def test_the_same_seed_gives_the_same_weights(saved, tmp_path):
     torch.manual_seed(99)  # whatever ran before must not matter
-    same, other = (make(tmp_path / str(seed), seed=seed) for seed in (0, 1))
-    weights = [(made / "model.safetensors").read_bytes() for made in (saved, same, other)]
-    assert weights[0] == weights[1] != weights[2]
+    weights = (saved / "model.safetensors").read_bytes()
+    for seed in (0, 1):
+        made = make(tmp_path / str(seed), seed=seed)
+        same = (made / "model.safetensors").read_bytes() == weights
+        assert same == (seed == 0)
 
 
 def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,10 +13,10 @@ from typing import ClassVar
 import datasets
 import pyarrow.parquet as pq
 import pytest
+from prepared import write
 from servers import Handler, serving
-from test_prepare import write
 
-from gdpo_verl.lab.tasks.source import open_source, split_of
+from gdpo_verl.lab.tasks.source import open_source, split_of_file
 
 ROWS = [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -33,9 +34,20 @@ def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
         (f"data/train-00000-of-00002{suffix}", 0, "train", 1),
         (f"data/train-00001-of-00002{suffix}", 0, "train", 2),
     ]
-    name = f"test{suffix}"  # of a single file it says nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("test.parquet", ROWS),
+        ("test.jsonl", ROWS),
+        ("test.json", ROWS),
+        ("test.json", '{"n": 1}\n{"n": 2}\n{"n": 3}\n'),  # one object a line
+    ],
+)
+def test_the_name_of_a_single_file_says_nothing_of_a_split(tmp_path, name, rows):
     expected = [(name, 0, None, 1), (name, 1, None, 2), (name, 2, None, 3)]
-    assert values(write(tmp_path / "alone" / name, ROWS)) == expected
+    assert values(write(tmp_path / name, rows)) == expected
 
 
 def test_a_data_set_that_datasets_saved_is_read_and_named_when_damaged(tmp_path):
@@ -49,21 +61,19 @@ def test_a_data_set_that_datasets_saved_is_read_and_named_when_damaged(tmp_path)
         values(str(tmp_path))
 
 
-def test_json_of_one_object_a_line_is_read(tmp_path):
-    (tmp_path / "rows.json").write_text('{"n": 1}\n{"n": 2}\n')
-    assert [number for *_, number in values(str(tmp_path / "rows.json"))] == [1, 2]
-
-
-def test_the_split_is_what_the_name_says():
-    names = {
-        "gsm8k-train.jsonl": "train",
-        "parquet-validation-00000-of-00003.jsonl": "validation",
-        "train-00000-of-00001-a09b74b3ef9c3b56.jsonl": "train",
-        "dev.jsonl": "validation",
-        "test/part.jsonl": "test",
-        "contest.jsonl": None,
-    }
-    assert {name: split_of(Path(name)) for name in names} == names
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("gsm8k-train.jsonl", "train"),
+        ("parquet-validation-00000-of-00003.jsonl", "validation"),
+        ("train-00000-of-00001-a09b74b3ef9c3b56.jsonl", "train"),
+        ("dev.jsonl", "validation"),
+        ("test/part.jsonl", "test"),
+        ("contest.jsonl", None),
+    ],
+)
+def test_the_split_is_what_the_name_says(name, split):
+    assert split_of_file(Path(name)) == split
 
 
 def test_files_without_a_splits_name_are_left_out_of_a_configurations_folder(tmp_path):
@@ -89,33 +99,42 @@ class Hub(Handler):
 
     def do_GET(self):
         path = self.path.partition("?")[0]
-        body = self.pages.get(path)
-        self.send_response(404 if body is None else 200)
-        if body is None:
+        body = self.pages.get(path, b"")
+        self.send_response(200 if path in self.pages else 404)
+        if path not in self.pages:
             absent = "EntryNotFound" if "/resolve/" in path else "RepoNotFound"
             self.send_header("X-Error-Code", absent)
-        self.send_header("ETag", f'"{path}"')
+        # The client's name for the file: a path would be one outside of its cache.
+        self.send_header("ETag", hashlib.sha256(body).hexdigest())
         self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("Content-Length", str(len(body or b"")))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body or b"")
+            self.wfile.write(body)
 
     do_HEAD = do_GET
 
 
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main-train.parquet}
+  - {split: test, path: main-test.parquet}
+- config_name: socratic
+  data_files: socratic.parquet
+---
+"""
+
+
 @pytest.fixture
 def hub(tmp_path):
-    """The address of a hub that has openai/gsm8k with two configurations of two splits."""
-    card, files = ["---", "configs:"], {}
-    for config in ("main", "socratic"):
-        card += [f"- config_name: {config}", "  data_files:"]
-        for split, numbers in (("train", (1, 2)), ("test", (3,))):
-            rows = [{"question": f"{config} {n}?", "answer": f"#### {n}"} for n in numbers]
-            name = f"{config}-{split}.parquet"
-            files[name] = Path(write(tmp_path / "hub" / name, rows)).read_bytes()
-            card += [f"  - split: {split}", f"    path: {name}"]
-    files["README.md"] = "\n".join([*card, "---", ""]).encode()
+    """The address of a hub that has openai/gsm8k with two configurations."""
+    files = {"README.md": CARD.encode()}
+    for name, numbers in (("main-train", (1, 2)), ("main-test", (3,)), ("socratic", (4,))):
+        rows = [{"question": f"{name} {n}?", "answer": f"#### {n}"} for n in numbers]
+        file = write(tmp_path / "hub" / f"{name}.parquet", rows)
+        files[f"{name}.parquet"] = Path(file).read_bytes()
     info = {"id": "openai/gsm8k", "sha": COMMIT, "siblings": []}
     tree = [
         {"type": "file", "path": name, "oid": "0" * 40, "size": len(body)}
@@ -141,7 +160,7 @@ def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_else_a_remedy_is_nam
     assert done.returncode == 0, done.stderr
     out = tmp_path / "data/gsm8k"
     rows = pq.read_table(out / "train.parquet").to_pylist()
-    assert [row["prompt"][1]["content"] for row in rows] == ["main 1?", "main 2?"]
+    assert [row["prompt"][1]["content"] for row in rows] == ["main-train 1?", "main-train 2?"]
     assert rows[1]["extra_info"]["file"] == "openai/gsm8k:train"
     source = json.loads((out / "provenance.json").read_text())["source"]
     assert source == {"hub": "openai/gsm8k", "revision": COMMIT, "config": "main"}

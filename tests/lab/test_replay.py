@@ -125,7 +125,9 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
 def test_figures_are_the_metrics_of_a_training(replayed):
     rows = drawn(8, two_rewards)
     found = replayed(rows)
-    objective = GdpoConfig(reward_keys=KEYS, whiten="sequence").resolve([])
+    objective = GdpoConfig.from_algorithm(
+        {"gdpo_reward_keys": KEYS, "gdpo": {"whiten": "sequence"}}
+    ).resolve([])
     groups = [row["input"] for row in rows]
     decomposition = objective.decompose(matrix(rows), groups, torch.ones(len(rows)), 1)
     for place, trains in enumerate((False, True)):

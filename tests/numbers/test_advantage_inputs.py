@@ -12,7 +12,7 @@ import torch
 from by_hand import NAN, PAIRS, TWO_GROUPS, WHITEN, S, by_row, close, lengths
 
 from gdpo_verl import apply_conditions, gdpo_advantages, group_normalize, grpo_advantages
-from gdpo_verl.advantage import decompose, tokens
+from gdpo_verl.advantage import tokens
 from gdpo_verl.config import GdpoConfig
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -51,11 +51,11 @@ def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None
     close(group_normalize(rewards, group_ids), [[-S], [S], [S], [-S]])
 
 
-@pytest.mark.parametrize("function", [group_normalize, gdpo_advantages, grpo_advantages, decompose])
+@pytest.mark.parametrize("function", [group_normalize, gdpo_advantages, grpo_advantages])
 def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
     parameters, settings = inspect.signature(function).parameters, GdpoConfig()
     for name in {"epsilon", "scale", "whiten"} & parameters.keys():
-        assert parameters[name].default == getattr(settings, name)
+        assert parameters[name].default == getattr(settings.estimator, name)
     assert settings.chosen_variant.whiten == "token"
 
 

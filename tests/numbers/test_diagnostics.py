@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import Gate, decompose, find_variant
+from gdpo_verl.advantage import EstimatorSettings, Gate, decompose, find_variant
 from gdpo_verl.diagnostics import (
     collapse_metrics,
     component_metrics,
@@ -99,7 +99,8 @@ def test_shares_and_conflicts_by_hand(
 ) -> None:
     table = torch.as_tensor(rewards, dtype=torch.float64)
     keys = ["format", "length", "constant", "heavy"][: table.shape[1]]
-    found = contribution_metrics(decompose(table, groups, weights=weights, epsilon=0.0), keys)
+    settings = EstimatorSettings(weights=weights, epsilon=0.0)
+    found = contribution_metrics(decompose(table, groups, settings=settings), keys)
     names = [*(f"gdpo/{key}/advantage_share" for key in keys), "gdpo/sign_conflicts"]
     expected = dict(zip(names, [*shares, conflicts], strict=True))
     assert found == pytest.approx(expected, abs=1e-12)
@@ -108,7 +109,8 @@ def test_shares_and_conflicts_by_hand(
 def test_influence_and_noise_by_hand() -> None:
     # z in a: s and -s for f, 0 for l; in b both s and -s, with s² = 1/2. Unscored rows say nothing.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [NAN, NAN]])
-    found = decompose(rewards, "aabbb", epsilon=0.0)
+    exact = EstimatorSettings(epsilon=0.0)
+    found = decompose(rewards, "aabbb", settings=exact)
     metrics = influence_metrics(found, found.combined.nan_to_num(5.0), ["f", "l"])
     assert {name: float(value) for name, value in metrics.items()} == {
         # (2 · s·s + 2 · 2s·s) / 4 and (2 · 2s·s) / 4 over the four rows.
@@ -119,10 +121,11 @@ def test_influence_and_noise_by_hand() -> None:
     }
     assert [value.weight for value in metrics.values()] == [4, 4, 2]  # type: ignore[attr-defined]
     # What GRPO makes of a sum in which f runs against a heavier l.
-    grpo = decompose(torch.tensor(PULLING), "aabb", epsilon=0.0)
+    grpo = decompose(torch.tensor(PULLING), "aabb", settings=exact)
     against = influence_metrics(grpo, grpo.grpo, ["f", "l"])
     assert against["gdpo/f/influence"] < 0 < against["gdpo/l/influence"]
-    weighted = decompose(rewards, "aabbb", weights=[2.0, -2.0], epsilon=0.0)
+    turned = EstimatorSettings(weights=[2.0, -2.0], epsilon=0.0)
+    weighted = decompose(rewards, "aabbb", settings=turned)
     assert influence_metrics(weighted, weighted.grpo, ["f", "l"])["gdpo/noise_floor"] == (
         pytest.approx((4 * 1 + 0) / 2, abs=1e-12)
     )
@@ -171,7 +174,7 @@ def test_parse_errors_by_hand(codes: list[int | None], expected: dict[str, float
 
 
 def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, float]:
-    return outcome_metrics(decompose(rewards, groups, **options), 0)
+    return outcome_metrics(decompose(rewards, groups, settings=EstimatorSettings(**options)), 0)
 
 
 def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
@@ -183,7 +186,7 @@ def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
     )
     groups = [0, 0, 1, 1, 2, 2, 3, 4, 4]
     assert phantom(rewards, groups) == {"gdpo/phantom_groups": pytest.approx(2 / 5)}
-    assert phantom(rewards, groups, gate=0) == {
+    assert phantom(rewards, groups, gate=Gate(0)) == {
         "gdpo/phantom_groups": 0.0,
         "gdpo/gated_groups": pytest.approx(4 / 5),
     }
@@ -198,7 +201,8 @@ def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
     rewards = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=torch.float64)
     counts = torch.ones(4)
     conflicts = find_variant("gd2po").with_settings({"hard": True})
-    found = variant_metrics(decompose(rewards, [0] * 4, counts, variant=conflicts))
+    settings = EstimatorSettings(variant=conflicts)
+    found = variant_metrics(decompose(rewards, [0] * 4, counts, settings))
     # Two of four contradict themselves; the others are a, -a, as GDPO and GRPO have them.
     assert found["gdpo/variant/gd2po/zero_rows"] == 0.5
     assert found["gdpo/variant/gd2po/agrees_with_gdpo"] == pytest.approx(1.0)
@@ -251,6 +255,7 @@ def test_collapse_is_grpos_count_below_gdpos(
     rewards: list[list[float]], options: dict[str, Any], gdpo: float, grpo: float
 ) -> None:
     table = torch.tensor(rewards, dtype=torch.float64)
-    found = collapse_metrics(decompose(table, [0] * len(rewards), **options))
+    settings = EstimatorSettings(**options)
+    found = collapse_metrics(decompose(table, [0] * len(rewards), settings=settings))
     name = "gdpo/distinct_advantages"
     assert found == {f"{name}/gdpo": gdpo, f"{name}/grpo": grpo}

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import VARIANTS, Gate, decompose, find_variant
+from gdpo_verl.advantage import VARIANTS, EstimatorSettings, Gate, decompose, find_variant
 
 R1 = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 R2 = [0.0, 0.0, 2.0, 1.0, 3.0, 0.0, 0.0, 1.0]
@@ -128,7 +128,7 @@ def test_mgda_is_as_short_as_any_combination(seed: int, k: int) -> None:
     rewards[:, 0] = 2.0  # varies nowhere
     rewards[:, -1] = 3 * rewards[:, k // 2]  # the same twice
     found = advantages(rewards, IDS, variant="mgda", epsilon=0.0)
-    z = decompose(rewards, IDS, epsilon=0.0).normalized
+    z = decompose(rewards, IDS, settings=EstimatorSettings(epsilon=0.0)).normalized
     # A point of a convex set is its shortest where no point lies nearer in its direction.
     for column in z[:, z.any(dim=0)].unbind(dim=1):
         assert float(column @ found) >= float(found @ found) - 1e-9
@@ -152,7 +152,8 @@ def test_at_the_ends_of_its_settings_a_variant_is_gdpo_or_what_its_page_says(see
     close(advantages(rewards, groups, variant="gd2po", tau=1.0), hard, 0.0)
     close(advantages(rewards, groups, variant="rvpo", k=1e-6), advantages(rewards, groups), 1e-4)
     large = find_variant("rvpo").with_settings({"k": 1e6})
-    smallest = decompose(rewards, groups, whiten="none", variant=large)
+    settings = EstimatorSettings(whiten="none", variant=large)
+    smallest = decompose(rewards, groups, settings=settings)
     close(smallest.advantage, smallest.normalized.amin(dim=1), 1e-5)
     # Far from its zero, where every reward's deviation over its mean is nearly 0 and the same.
     one = rewards[:, :1]
@@ -321,7 +322,7 @@ SILENT = torch.tensor(
         ({}, [True, True, False, False, False, False, False]),
         ({"weights": [2.0, 1.0]}, [True, True, True, True, False, False, False]),
         ({"weights": [1.0, 0.0]}, [False, False, True, True, False, False, False]),
-        ({"gate": 0}, [False, False, False, False, False, False, False]),
+        ({"gate": Gate(0)}, [False, False, False, False, False, False, False]),
         ({"scale": False}, [True, True, True, True, False, False, False]),
         ({"variant": find_variant("rvpo")}, [True, True, True, True, False, False, False]),
     ],
@@ -330,8 +331,8 @@ SILENT = torch.tensor(
 def test_a_group_has_a_signal_where_the_variant_gives_one(
     options: dict[str, Any], expected: list[bool]
 ) -> None:
-    found = decompose(SILENT, [0, 0, 1, 1, 2, 2, 3], **options)
+    found = decompose(SILENT, [0, 0, 1, 1, 2, 2, 3], settings=EstimatorSettings(**options))
     assert found.has_signal.tolist() == expected
     # Small rewards are a signal where nothing is scaled.
     small = torch.tensor([[1e-6], [0.0]], dtype=torch.float64)
-    assert decompose(small, [0, 0], scale=False).has_signal.all()
+    assert decompose(small, [0, 0], settings=EstimatorSettings(scale=False)).has_signal.all()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gdpo_verl import gdpo_advantages
+from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, RewardRows
@@ -59,7 +60,7 @@ def test_a_batch_of_padding_alone_gives_zeros() -> None:
 def test_a_last_output_without_tokens_keeps_its_session_alive() -> None:
     # The last output of session 0 has no tokens, its other one has.
     names, rows = ["u_0_1", "u_1_0", "u_0_0"], infos((1.0, 2.0), (0.0, -3.0), (0.0, 7.0))
-    handed = RewardRows(objective(whiten="sequence"), rows, names)
+    handed = RewardRows(objective(estimator=EstimatorSettings(whiten="sequence")), rows, names)
     batch = RewardBatch.of(handed, ["u"] * 3, torch.tensor([0, 4, 5]))
     found = batch.sessions.to_rows(batch.decomposition.gdpo)
     last = torch.tensor([[1.0, 2.0], [0.0, -3.0]], dtype=torch.float64)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from gdpo_verl.advantage import Gate
+from gdpo_verl.advantage import EstimatorSettings, Gate
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 
@@ -40,11 +40,9 @@ def test_every_key_is_read(kind: Callable[[Any], Mapping[str, Any]]) -> None:
     assert GdpoConfig.from_algorithm(kind(FULL)) == GdpoConfig(
         reward_keys=("correctness", "format"),
         reward_weights={"correctness": 1.0, "format": 0.5},
-        scale=False,
-        whiten="sequence",
-        epsilon=1e-4,
         conditions={"format": {"on": "correctness", "at_least": 1}},
         metrics=False,
+        estimator=EstimatorSettings(scale=False, whiten="sequence", epsilon=1e-4),
     )
 
 
@@ -59,7 +57,9 @@ def test_every_key_is_read(kind: Callable[[Any], Mapping[str, Any]]) -> None:
 )
 def test_what_is_not_given_has_the_documented_default(algorithm: Mapping[str, Any]) -> None:
     found = GdpoConfig.from_algorithm(algorithm)
-    assert found == GdpoConfig(None, None, True, None, 1e-6, {}, True, "gdpo", {}, None, {})
+    assert found == GdpoConfig(
+        None, None, {}, True, "gdpo", {}, None, {}, {}, EstimatorSettings(epsilon=1e-6)
+    )
 
 
 KEYS, WEIGHTS = "gdpo_reward_keys", "gdpo_reward_weights"

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.names import METRICS
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.trainer import Seam
+from gdpo_verl.plugin.trainer import TrainerHooks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -29,13 +30,15 @@ def emitted() -> set[str]:
     config = OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}, "trainer": {}})
     infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
     rows = RewardRows(objective, infos, ["a_0_0", "a_1_0", "b_0_0"])
-    metrics = Seam(config, objective).metrics(
+    metrics = TrainerHooks(config, objective).metrics(
         RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 1, 3]))
     )
-    by_turn = GdpoConfig(credit="answer").resolve([Component(component.name, by_turn=True)])
+    by_turn = GdpoConfig(estimator=EstimatorSettings(credit="answer")).resolve(
+        [Component(component.name, by_turn=True)]
+    )
     lists = [{component.name: [1.0, value]} for value in (1.0, 0.0, 1.0)]
     rows = RewardRows(by_turn, lists, rows.keys)
-    metrics |= Seam(config, by_turn).metrics(
+    metrics |= TrainerHooks(config, by_turn).metrics(
         RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
     )
     return {

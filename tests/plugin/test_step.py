@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import decompose
+from gdpo_verl.advantage import EstimatorSettings, decompose
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -21,7 +21,7 @@ from gdpo_verl.diagnostics import batch_metrics, parse_error_metrics
 from gdpo_verl.plugin import estimator, replay_buffer
 from gdpo_verl.plugin.batch import RewardRows
 from gdpo_verl.plugin.estimator import AdvantageStep
-from gdpo_verl.plugin.trainer import Seam
+from gdpo_verl.plugin.trainer import TrainerHooks
 
 NAN = math.nan
 GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}
@@ -51,25 +51,25 @@ MASK = torch.arange(7) < torch.tensor([1, 5, 5, 4, 1, 2, 2, 1])[:, None]  # of t
 SESSION_OF_ROW = [6, 1, 7, 3, 1, 0, 5, 2, 4]
 
 
-def seam_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) -> Seam:
+def hooks_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) -> TrainerHooks:
     condition = {"format": {"on": "correctness", "at_least": 0.0}}
     declared = [Component("format", 0, 1), Component("correctness", -3, 3, optional=True)]
     objective = GdpoConfig(conditions=condition, **settings).resolve(declared)
     trainer = {"rollout_data_dir": "rollouts"} if dump else {}
-    return Seam(
+    return TrainerHooks(
         OmegaConf.create({"algorithm": {"adv_estimator": adv_estimator}, "trainer": trainer}),
         objective,
     )
 
 
 def step_of(
-    seam: Seam, global_step: int = 1, rows: list[Any] = ROWS
+    hooks: TrainerHooks, global_step: int = 1, rows: list[Any] = ROWS
 ) -> tuple[AdvantageStep, dict[str, float]]:
     """One step of verl's on rows between two of padding, and its metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
     keys = ["pad 0", *(key for key, *_ in rows), "pad 1"]
     padding = [key.startswith("pad") for key in keys]
-    handed = RewardRows(seam.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
+    handed = RewardRows(hooks.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
     uids = ["a", *(key[0] for key, *_ in rows), "b"]
     tokens = torch.tensor([7, *(tokens for _, tokens, *_ in rows), 7])
     mask = torch.arange(7) < tokens[:, None]
@@ -78,35 +78,35 @@ def step_of(
     tensors = {"response_mask": mask, "token_level_scores": scores}
     data = SimpleNamespace(non_tensor_batch={"uid": uids}, batch=tensors)
     step = AdvantageStep(handed, data)
-    if seam.estimates:
+    if hooks.estimates:
         with estimator.advantage_step(step):
             advantages, _ = estimator.gdpo(scores, mask, uids)
-        config = seam.objective.config
+        config = hooks.objective.config
         pure = gdpo_advantages(
             COUNTED,
             GROUPS,
             MASK,
-            whiten=config.whiten,
+            whiten=config.estimator.whiten,
             variant=config.variant,
-            weights=seam.objective.weights_at(global_step),
-            ranges=seam.objective.range_list,
-            gate=seam.objective.gate,
+            weights=hooks.objective.weights_at(global_step),
+            ranges=hooks.objective.range_list,
+            gate=hooks.objective.gate,
         )
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
     metrics: dict[str, float] = {}
-    seam.report(step, metrics)
+    hooks.report(step, metrics)
     return step, metrics
 
 
 def test_each_metric_is_of_the_right_sessions_before_or_after_conditions() -> None:
-    seam = seam_of()
-    _, metrics = step_of(seam)
+    hooks = hooks_of()
+    _, metrics = step_of(hooks)
     returned = COUNTED.clone()
     # The format as it was returned: of the last two without a condition 1, 0 and 1.
     returned[:, 0] = torch.tensor([1, 1, 1, 1, 1, 1, 0, 1])
     found = decompose(returned, GROUPS, MASK.sum(dim=1), conditioned=COUNTED)
-    expected = batch_metrics(found, seam.objective)
+    expected = batch_metrics(found, hooks.objective)
     # 4 of a_1's last output and of c_0, 1 of d_0.
     expected |= parse_error_metrics([0, 4, 0, 0, 0, 4, 0, 1]) | {"gdpo/reward_errors": 0.0}
     assert metrics == pytest.approx(expected)
@@ -128,12 +128,12 @@ def test_metrics_of_mini_batches_are_those_of_all_their_rows() -> None:
     import gdpo_verl.plugin.entry  # noqa: F401  where the tests run without verl's plug-ins
 
     # In the second one a session is not scored for correctness, and a code is new.
-    seam, aggregator = seam_of("grpo", dump=False), MetricsAggregator()
+    hooks, aggregator = hooks_of("grpo", dump=False), MetricsAggregator()
     for groups in ("ab", "cd"):
         rows = [row for row in ROWS if row[0][0] in groups]
-        _, metrics = step_of(seam, rows=rows)
+        _, metrics = step_of(hooks, rows=rows)
         aggregator.add_step_metrics(metrics, sample_count=len(rows))
-    found, (_, whole) = aggregator.get_aggregated_metrics(), step_of(seam)
+    found, (_, whole) = aggregator.get_aggregated_metrics(), step_of(hooks)
     # A deviation is averaged, and an advantage is set against those of its mini-batch.
     own = {name for name in whole if name.endswith(("/std", "/influence"))}
     assert found.keys() == whole.keys()
@@ -147,8 +147,8 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"whiten": "sequence"}, {}),
-        ({"whiten": "none"}, {"gdpo/whiten_shift": 0.0}),
+        ({"estimator": EstimatorSettings(whiten="sequence")}, {}),
+        ({"estimator": EstimatorSettings(whiten="none")}, {"gdpo/whiten_shift": 0.0}),
         ({"variant": "sa_mrpo"}, {}),  # needs the ranges
         (
             {"schedule": {"format": RAMP}},
@@ -162,7 +162,7 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
 def test_each_setting_reaches_the_estimator_and_its_metric(
     settings: dict[str, Any], expected: dict[str, float]
 ) -> None:
-    _, metrics = step_of(seam_of(**settings), 3)  # holds the estimator against gdpo_advantages
+    _, metrics = step_of(hooks_of(**settings), 3)  # holds the estimator against gdpo_advantages
     assert {name: metrics[name] for name in expected} == expected
     assert all(isinstance(value, float) for value in metrics.values())  # trackers write no tensors
 
@@ -171,9 +171,9 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
-    seam, failures = seam_of(), iter([0, 2, 1])
-    seam.failures = SimpleNamespace(take=lambda: next(failures))  # type: ignore[assignment]
-    shares: Any = [step_of(seam)[1]["gdpo/failed_sessions"] for _ in range(3)]
+    hooks, failures = hooks_of(), iter([0, 2, 1])
+    hooks.failures = SimpleNamespace(take=lambda: next(failures))  # type: ignore[assignment]
+    shares: Any = [step_of(hooks)[1]["gdpo/failed_sessions"] for _ in range(3)]
     assert shares == pytest.approx([0, 2 / 10, 1 / 9])
     assert [share.weight for share in shares] == [8, 10, 9]  # in the mean over mini-batches
     (message,) = caplog.messages
@@ -186,24 +186,24 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
     [
         ("gdpo", {}),
         ("grpo", {}),
-        ("grpo", {"whiten": "none"}),
+        ("grpo", {"estimator": EstimatorSettings(whiten="none")}),
         ("gdpo", {"variant": "sa_mrpo"}),
     ],
-    ids=str,
+    ids=["gdpo", "grpo", "grpo without whitening", "sa_mrpo"],
 )
 def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
     adv_estimator: str, settings: dict[str, Any]
 ) -> None:
-    seam = seam_of(adv_estimator, **settings)
-    step_of(seam)
-    whiten = settings.get("whiten")
+    hooks = hooks_of(adv_estimator, **settings)
+    step_of(hooks)
+    whiten = hooks.objective.config.estimator.whiten
     pure = {
         "gdpo_advantage": gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten),
         "grpo_advantage": grpo_advantages(COUNTED, GROUPS, MASK),
     }
     if "variant" in settings:
         pure["sa_mrpo_advantage"] = gdpo_advantages(
-            COUNTED, GROUPS, MASK, variant="sa_mrpo", ranges=seam.objective.range_list
+            COUNTED, GROUPS, MASK, variant="sa_mrpo", ranges=hooks.objective.range_list
         )
     sessions = SESSION_OF_ROW[::-1]
     expected = {
@@ -213,42 +213,42 @@ def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
     }
     for name, table in pure.items():
         expected[name] = [pytest.approx(value) for value in table[sessions, 0].tolist()]
-    columns = seam.dump.columns(["pad 1", *reversed(KEYS), "other"])
+    columns = hooks.dump.columns(["pad 1", *reversed(KEYS), "other"])
     assert columns == {name: [None, *values, None] for name, values in expected.items()}
 
 
 def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew() -> None:
-    seam = seam_of()
-    step, _ = step_of(seam)
+    hooks = hooks_of()
+    step, _ = step_of(hooks)
     assert step.batch is not None
     raw, known = step.batch.raw, step.rows.keys
     other = [f"other {key}" for key in known]
     for global_step, keys, rows in ((1, other, 2), (2, other, 1), (2, known, 2)):
         raw = 2 * raw
         handed = replace(step.rows, keys=keys, global_step=global_step)
-        seam.dump.keep(replace(step.batch, rows=handed, raw=raw))
-        formats = seam.dump.columns([*known, *other])["format"]
+        hooks.dump.keep(replace(step.batch, rows=handed, raw=raw))
+        formats = hooks.dump.columns([*known, *other])["format"]
         assert sum(each is not None for each in formats) == rows * len(ROWS)
-    found = seam.dump.columns(["b_0_0", "other a_0_0"])
+    found = hooks.dump.columns(["b_0_0", "other a_0_0"])
     assert found["mini_batch"] == [1, 0]
     assert (found["format"], found["correctness"]) == ([8.0, 4.0], [24.0, 4.0])
-    assert seam.dump.columns(["of validation"]) == {}
-    seam.dump.clear()
-    assert seam.dump.columns(["b_0_0"]) == {}
+    assert hooks.dump.columns(["of validation"]) == {}
+    hooks.dump.clear()
+    assert hooks.dump.columns(["b_0_0"]) == {}
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
 def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: str) -> None:
-    seam = seam_of(adv_estimator, dump=False, metrics=False)
-    step, metrics = step_of(seam)
+    hooks = hooks_of(adv_estimator, dump=False, metrics=False)
+    step, metrics = step_of(hooks)
     assert metrics == {}
-    assert seam.dump.columns(KEYS) == {}
+    assert hooks.dump.columns(KEYS) == {}
     assert (step.batch is None) == (adv_estimator == "grpo")
 
 
 def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have() -> None:
-    _, ours = step_of(seam_of())
-    _, control = step_of(seam_of("grpo", dump=False))
+    _, ours = step_of(hooks_of())
+    _, control = step_of(hooks_of("grpo", dump=False))
     assert ours.keys() - control.keys() == {"gdpo/whiten_shift", "gdpo/whiten_gain"}
     same = {name for name in control if not name.endswith("influence")}
     assert {name: control[name] for name in same} == {name: ours[name] for name in same}
@@ -268,9 +268,9 @@ def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_hav
 def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
     weight: float, warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    seam = seam_of("grpo", reward_weights={"format": weight})
-    step_of(seam)
-    step_of(seam)
+    hooks = hooks_of("grpo", reward_weights={"format": weight})
+    step_of(hooks)
+    step_of(hooks)
     assert len(caplog.messages) == len(warned)
     for message, words in zip(caplog.messages, warned, strict=True):
         assert re.search(words, message)

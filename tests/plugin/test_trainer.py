@@ -23,7 +23,7 @@ from gdpo_verl.config.components import Component
 from gdpo_verl.lab.policy.model import train_tokenizer
 from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer
-from gdpo_verl.plugin import trainer as seams
+from gdpo_verl.plugin import trainer as trainer_module
 from gdpo_verl.plugin.batch import RewardErrors
 
 ROW = {
@@ -87,22 +87,22 @@ def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
     batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
     read = infos if isinstance(infos[0], Exception) else [list(infos)]
     with mock.patch.object(queue, "reward_infos", side_effect=read):
-        return seams._compute_advantage(step, trainer, batch, {})
+        return trainer_module._compute_advantage(step, trainer, batch, {})
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_a_trainer_gets_its_seam_and_its_buffer_is_watched(
+def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(
     trainer: SimpleNamespace, adv_estimator: str
 ) -> None:
     trainer.config.algorithm.adv_estimator = adv_estimator
-    assert seams._init_dataloader(verls, trainer, "x", n=1) == (("x",), {"n": 1})
-    assert trainer.gdpo_seam.objective.keys == ("format", "correctness")
-    assert isinstance(trainer.gdpo_seam.failures, replay_buffer.SessionFailures)
+    assert trainer_module._init_dataloader(verls, trainer, "x", n=1) == (("x",), {"n": 1})
+    assert trainer.gdpo_hooks.objective.keys == ("format", "correctness")
+    assert isinstance(trainer.gdpo_hooks.failures, replay_buffer.SessionFailures)
     assert trainer.replay_buffer._dapo_filtered_keys("val") == (set(), {})
     assert trainer.config.data.seed is not None
     del trainer.replay_buffer
-    seams._init_dataloader(verls, trainer)
-    assert trainer.gdpo_seam.failures is None
+    trainer_module._init_dataloader(verls, trainer)
+    assert trainer.gdpo_hooks.failures is None
 
 
 def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
@@ -116,8 +116,8 @@ def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
 def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> None:
     without_rewards_of_ours(trainer.config)
     before = trainer.config.copy()
-    seams._init_dataloader(verls, trainer)
-    assert trainer.gdpo_seam is None
+    trainer_module._init_dataloader(verls, trainer)
+    assert trainer.gdpo_hooks is None
     assert trainer.config == before
     assert trainer.replay_buffer.__dict__ == {}
 
@@ -125,25 +125,25 @@ def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> N
 def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
     without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
     with pytest.raises(ValueError, match=r"filter_groups\.metric=components: expected declared"):
-        seams._init_dataloader(verls, trainer)
+        trainer_module._init_dataloader(verls, trainer)
 
 
 def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
     with open_dict(trainer.config):
         trainer.config.algorithm.filter_groups = {"enable": True, "metric": "correctnes"}
     with pytest.raises(ValueError, match="metric: 'correctnes'"):
-        seams._init_dataloader(verls, trainer)
+        trainer_module._init_dataloader(verls, trainer)
 
 
-def test_what_another_estimators_seam_raises_is_logged_with_its_place_and_ends_it(
+def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_it(
     trainer: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
-    seams._init_dataloader(verls, trainer)
+    trainer_module._init_dataloader(verls, trainer)
     for _ in range(2):
         found = train_on(trainer, KeyError("moved upstream"), step=lambda *args: args)
         assert (found[0], found[1].keys, found[2]) == (trainer, ["u_0_0"], {})
-    assert trainer.gdpo_seam is None
+    assert trainer.gdpo_hooks is None
     (record,) = (r for r in caplog.records if "no more metrics for the reward" in r.getMessage())
     assert record.levelno == logging.WARNING
     assert record.exc_info
@@ -157,7 +157,7 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
     trainer.config.reward.reward_manager.name = manager
     with open_dict(trainer.config):
         trainer.config.algorithm.gdpo = {"metrics": True}
-    seams._init_dataloader(verls, trainer)
+    trainer_module._init_dataloader(verls, trainer)
     infos = [{"format": 1.0, "correctness": 3.0}, {"score": 0.25, "correctness": 3.0}]
     ends = pytest.raises(ValueError, match="the reward returned no 'format' for row u_1_0, only")
     with ends if manager == "gdpo_components" else contextlib.nullcontext():
@@ -169,19 +169,19 @@ def test_a_judge_that_fails_too_often_ends_treatment_and_control(
     trainer: SimpleNamespace, adv_estimator: str
 ) -> None:
     trainer.config.algorithm.adv_estimator = adv_estimator
-    seams._init_dataloader(verls, trainer)
+    trainer_module._init_dataloader(verls, trainer)
     judged = [Component("judge", most_unscored=0.1)]
-    trainer.gdpo_seam.objective = GdpoConfig(metrics=False).resolve(judged)
+    trainer.gdpo_hooks.objective = GdpoConfig(metrics=False).resolve(judged)
     with pytest.raises(RewardErrors, match=r"^3 of 3 responses.*at most 10% may.*HTTP 503"):
         train_on(trainer, *[{"judge": None, "judge_error": "HTTP 503"}] * 3)
 
 
 @pytest.mark.parametrize("before", [gc.enable, gc.disable])
-def test_the_collector_rests_in_the_step_of_a_run_with_a_seam_and_is_then_as_it_was(
+def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it_was(
     trainer: SimpleNamespace, before: Callable[[], None]
 ) -> None:
     trainer.config.algorithm.adv_estimator = "grpo"
-    seams._init_dataloader(verls, trainer)
+    trainer_module._init_dataloader(verls, trainer)
     seen: list[bool] = []
 
     def step(*args: Any) -> None:
@@ -194,7 +194,7 @@ def test_the_collector_rests_in_the_step_of_a_run_with_a_seam_and_is_then_as_it_
             with pytest.raises(KeyError, match="verl's own"):
                 train_on(trainer, {}, step=step)
             assert gc.isenabled() == (before is gc.enable)
-            trainer.gdpo_seam = None
+            trainer.gdpo_hooks = None
     finally:
         gc.enable()
     assert seen == [False, before is gc.enable]
@@ -204,10 +204,10 @@ def test_the_collector_rests_in_the_step_of_a_run_with_a_seam_and_is_then_as_it_
 def test_the_estimator_is_told_the_global_step(
     trainer: SimpleNamespace, attributes: dict[str, int], step: int
 ) -> None:
-    seams._init_dataloader(verls, trainer)
+    trainer_module._init_dataloader(verls, trainer)
     vars(trainer).update(attributes)
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
-    with mock.patch.object(trainer.gdpo_seam, "report") as report:
+    with mock.patch.object(trainer.gdpo_hooks, "report") as report:
         assert train_on(trainer, *infos) == "verl's own result"
     assert report.call_args[0][0].rows.global_step == step
 
@@ -220,22 +220,25 @@ def test_the_actors_are_watched_while_verl_trains(
     monkeypatch.setattr(liveness.ActorWatch, "start", lambda watch: calls.append("start"))
     monkeypatch.setattr(liveness.ActorWatch, "stop", lambda watch: calls.append("stop"))
     monkeypatch.setattr(liveness.ActorWatch, "first_death", lambda watch: found[-1])
-    seams._init_dataloader(verls, trainer)
+    trainer_module._init_dataloader(verls, trainer)
     trainer.replay_buffer = Buffer()  # without what counts its failures
 
     def fit(trainer: Any) -> list[str]:
         trainer.replay_buffer._sync_metadata_from_transfer_queue()
         return [*calls]
 
-    assert seams._fit(fit, trainer) == ["start"]
+    assert trainer_module._fit(fit, trainer) == ["start"]
     assert calls == ["start", "stop"]
     found.append("a reward worker died")
     with pytest.raises(RuntimeError, match="a reward worker died"):
-        seams._fit(fit, trainer)
+        trainer_module._fit(fit, trainer)
 
 
-@pytest.mark.parametrize("method", [seams._fit, seams._save_checkpoint, seams._dump_generations])
-def test_without_a_seam_verls_method_gets_what_it_was_given(method: Callable) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [trainer_module._fit, trainer_module._save_checkpoint, trainer_module._dump_generations],
+)
+def test_without_our_hooks_verls_method_gets_what_it_was_given(method: Callable) -> None:
     calls: list[Any] = []
     trainer = SimpleNamespace()
     method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)

@@ -17,8 +17,9 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.plugin import batches, reward, validation
-from gdpo_verl.plugin.trainer import seam_of
+from gdpo_verl.plugin import batches, validation
+from gdpo_verl.plugin.checks import Moment, Run, check_run
+from gdpo_verl.plugin.trainer import hooks_of
 
 REWARDS = """
 from gdpo_verl.rewards import Component, declares
@@ -221,8 +222,7 @@ def test_a_batch_that_verl_can_divide_is_not_refused(
     compose: Callable, overrides: list[str]
 ) -> None:
     config = plain(compose, overrides)
-    if validation.on_default_trainer(config):
-        batches.check(config)
+    batches.check(config)
 
 
 def filtered(metric: str) -> str:
@@ -324,9 +324,9 @@ def probe(compose: Callable, tokenizer: Any) -> Callable[..., tuple[Any, dict[st
             train_dataset=train,
             val_dataset=held_out,
         )
-        returned = reward.probe_reward(trainer)
-        objective = validation.objective_of(trainer.config, returned)
-        return objective.keys, next(iter(returned.values()))
+        found = Run(trainer.config, trainer)
+        check_run(found, Moment.ROWS)
+        return found.objective.keys, next(iter(found.returned.values()))
 
     return run
 
@@ -477,7 +477,7 @@ def test_a_reward_file_leaves_the_trainers_random_state(compose: Callable, tmp_p
         return [random.getstate(), numpys, torch.get_rng_state().tolist()]
 
     before = states()
-    assert seam_of(config) is not None
+    assert hooks_of(config) is not None
     assert states() == before
 
 

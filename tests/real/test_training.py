@@ -13,7 +13,7 @@ import torch
 from processes import run_cli
 from trainings import STOCK
 
-from gdpo_verl.advantage import VARIANTS, decompose
+from gdpo_verl.advantage import VARIANTS, EstimatorSettings, decompose
 from gdpo_verl.lab.replay import replay
 
 pytestmark = pytest.mark.real
@@ -135,7 +135,7 @@ def test_legacy_trainer_gives_the_same_advantages_and_metrics(train):
         assert rewards.std(dim=0).min() > 0
         prompts = [row["input"] for row in rows]
         counts = torch.ones(len(rows))
-        expected = decompose(rewards, prompts, counts, whiten="sequence").gdpo
+        expected = decompose(rewards, prompts, counts, EstimatorSettings(whiten="sequence")).gdpo
         assert data["critic/advantages/max"] == pytest.approx(float(expected.max()), abs=1e-5)
         assert data["critic/advantages/min"] == pytest.approx(float(expected.min()), abs=1e-5)
         assert data["rewards/format/mean"] == pytest.approx(float(rewards[:, 0].mean()), abs=1e-6)
@@ -206,7 +206,8 @@ def test_a_variant_on_two_data_sources_with_an_async_reward_and_failing_sessions
         unscored = rewards[:, 0].isnan().double().mean()
         assert metrics["gdpo/format/unscored"] == pytest.approx(float(unscored))
         counts, variant = torch.ones(len(rows)), VARIANTS["rvpo"]
-        expected = decompose(rewards, groups(rows), counts, whiten="sequence", variant=variant)
+        settings = EstimatorSettings(whiten="sequence", variant=variant)
+        expected = decompose(rewards, groups(rows), counts, settings)
         dumped = components(rows, ["gdpo_advantage", "rvpo_advantage"])
         both = torch.stack([expected.gdpo, expected.advantage], dim=1)
         torch.testing.assert_close(dumped, both, rtol=0, atol=1e-5)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +79,8 @@ def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[s
 # Each recipe and each kind of hardware; the other pairs are left to the slow tier.
 PAIRS = [
     pytest.param(
-        *(name, hardware),
+        name,
+        hardware,
         marks=[] if hardware == "cpu" or name.endswith("/gdpo") else pytest.mark.slow,
     )
     for name in NAMES
@@ -93,11 +90,8 @@ PAIRS = [
 
 @pytest.mark.parametrize(("name", "hardware"), PAIRS)
 def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_says(
-    name: str,
-    hardware: str,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name, hardware, capsys, monkeypatch
+):
     monkeypatch.setenv("RAY_ADDRESS", "a.cluster:6379")  # which has the GPUs and the model
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -121,7 +115,7 @@ def test_composes_with_verls_keys_passes_its_validation_and_is_what_its_name_say
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
-def test_control_differs_in_the_estimator_and_the_name_alone(name: str) -> None:
+def test_control_differs_in_the_estimator_and_the_name_alone(name):
     control = name.replace("/gdpo", "/grpo")
     run, other = (yaml.safe_load((RECIPES / f"{n}.yaml").read_text()) for n in (name, control))
     for config, recipe, estimator in ((run, name, "gdpo"), (other, control, "grpo")):
@@ -132,9 +126,7 @@ def test_control_differs_in_the_estimator_and_the_name_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/gdpo" in name])
 @pytest.mark.parametrize("hardware", HARDWARE)
-def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
-    name: str, hardware: str
-) -> None:
+def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(name, hardware):
     config = compose(name, hardware).copy()
     config.trainer.rollout_data_dir = "rollouts"
     epoch = {"tool_call": 105, "gsm8k": 233}.get(name.split("/")[0], 100)
@@ -144,17 +136,12 @@ def test_dumps_are_off_where_they_would_be_more_than_a_few_gigabytes(
     of_prompt = 4 * tokens * config.actor_rollout_ref.rollout.n
     everything = steps * config.data.train_batch_size * of_prompt
     dumps = DumpSettings.of(config.trainer)
-    dumped = steps // dumps.every if dumps.every > 0 else 0
-    size = dumped * min(dumps.prompts or 10**9, config.data.train_batch_size) * of_prompt
-    assert size < 3 * 2**30
-    assert (size == 0) == (everything > 3 * 2**30)
+    assert (0 < dumps.every <= steps) == (everything <= 3 * 2**30)
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)
 @pytest.mark.parametrize("task", TASKS)
-def test_a_dry_run_of_each_recipe_on_each_hardware(
-    task: str, hardware: str, tmp_path: Path
-) -> None:
+def test_a_dry_run_of_each_recipe_on_each_hardware(task, hardware, tmp_path):
     tiny = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
     Qwen2Config(vocab_size=413, hidden_size=128, **tiny).save_pretrained(tmp_path / "model")
     given = [f"hardware={hardware}", f"actor_rollout_ref.model.path={tmp_path / 'model'}"]
@@ -168,9 +155,7 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(
     assert "does not exist here" in problem
 
 
-def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_finds_what_is_wrong_and_names_its_key(tmp_path, capsys):
     large = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
     heads = {"num_attention_heads": 28, "num_key_value_heads": 4}
     Qwen2Config(vocab_size=151936, **large, **heads).save_pretrained(tmp_path / "model")
@@ -199,64 +184,21 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(
 # --- the READMEs -------------------------------------------------------------------------
 
 
-def lines_of(task: str) -> list[str]:
-    """The commands of a recipe's README, in its order."""
-    text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_a_readme_prepares_what_its_recipe_reads_and_trains_both_arms(task: str) -> None:
-    lines = lines_of(task)
+def test_a_readme_says_the_cost_prepares_what_its_recipe_reads_and_trains_both_arms(task):
+    text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
+    cost = " ".join(text.partition("```")[0].partition("**Cost")[2].split())
+    # Measured, with its machine; or the page says that nobody here ran it.
+    assert "have not run it" in cost or ("cores" in cost and re.search(r"\d+ minutes", cost))
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "".join(blocks).splitlines()
     assert lines[0].startswith("scripts/setup.sh")
     assert lines[1] == "source .venv/bin/activate"
     (prepared,) = [line.split()[2] for line in lines if line.startswith("gdpo-verl prepare")]
     data = yaml.safe_load((RECIPES / task / "task.yaml").read_text())["data"]
     # Where it is written, with the prompts that fit.
-    for key, split in (("train_files", "train"), ("val_files", "validation")):
-        assert data[key] == f"data/{prepared}/{split}.parquet"
+    assert data["train_files"] == f"data/{prepared}/train.parquet"
+    assert data["val_files"] == f"data/{prepared}/validation.parquet"
     assert catalog.data_sets()[prepared].max_prompt_length == data["max_prompt_length"]
     for arm in ("gdpo", "grpo"):
         assert any(line.startswith(f"scripts/train.sh {task}/{arm}") for line in lines)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_readme_says_what_its_recipe_costs_before_the_first_command(task: str) -> None:
-    text = (RECIPES / task / "README.md").read_text(encoding="utf-8")
-    first = " ".join(text.partition("```")[0].split())
-    _, said, cost = first.partition("**Cost")
-    assert said
-    # Measured, with its machine; or the page says that nobody here ran it.
-    assert "have not run it" in cost or ("cores" in cost and re.search(r"\d+ minutes", cost))
-
-
-@pytest.mark.real
-@pytest.mark.slow
-def test_each_line_of_the_toolboxs_readme_runs_as_printed(tmp_path: Path, policy: Path) -> None:
-    # A clone with its environment, in which nothing has been prepared yet.
-    shutil.copytree(RECIPES.parent / "scripts", tmp_path / "scripts")
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "toolbox").symlink_to(policy)
-    environment = {"HF_HUB_OFFLINE": "1", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
-    for line in lines_of("toolbox"):
-        command, *rest = line.split()
-        subject = rest[0] if rest else ""
-        # The environment, the policy and the evaluation have their own tests.
-        if command in ("source", "scripts/setup.sh") or subject in ("make-policy", "evaluate"):
-            continue
-        trains = command == "scripts/train.sh"
-        done = subprocess.run(
-            ["bash", "-c", f"{line} --dry-run" if trains and "--dry-run" not in line else line],
-            cwd=tmp_path,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-        if trains:
-            assert "All checks passed." in done.stdout
-            assert "returned" in done.stdout
-    assert not (tmp_path / "runs").exists()

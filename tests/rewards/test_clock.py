@@ -11,8 +11,10 @@ from collections.abc import Callable
 import pytest
 from test_tool_call import ONE, RESPONSE, THOUGHT, block, call, calling
 
-from gdpo_verl.rewards import gsm8k, math_form, math_length, tool_call, tool_text
+from gdpo_verl.rewards import gsm8k, math_form, math_length, tool_call, tool_text, tool_turns
 from gdpo_verl.rewards.code import find_code
+from gdpo_verl.rewards.code_same import same_lines, same_text
+from gdpo_verl.rewards.judge_text import named_word
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -56,6 +58,19 @@ def read_code(text: str, strict: bool) -> object:
     return find_code(text, "f", strict=strict)
 
 
+def score_tool_turns(text: str, strict: bool) -> object:
+    return tool_turns.compute_score("", text, "4", {"calls": 1, "tool_rewards": [1.0]})
+
+
+def compare_outputs(text: str, strict: bool) -> object:
+    same = same_text if strict else same_lines
+    return same(text + "1", text + "1.0")
+
+
+def read_rating(text: str, strict: bool) -> object:
+    return named_word(text, ["1", "2", "3"], cut=strict)
+
+
 ANSWER = "<think>6 times 7</think>\n<answer>"
 START, END = f"{THOUGHT}\n<tool_call>\n", "\n</tool_call>"
 DEFINITIONS = [
@@ -84,7 +99,7 @@ WORST = {
     },
     score_tool_call: {
         "ends of thought and newlines": filled("</think>" + "\n" * 999, "<think>"),
-        "seams": filled("</think>\n<tool_call>\n", "<think>", END),
+        "hooks": filled("</think>\n<tool_call>\n", "<think>", END),
         "responses": filled("<response>", f"{THOUGHT}\n"),
         "newlines": filled("\n", THOUGHT, f"x{START}{ONE}{END}"),
         "special tokens and a letter": filled("<|im_end|> ", "x", "x</s>"),
@@ -148,6 +163,43 @@ def test_the_time_is_linear_in_the_text(
     limit = 2 * long() if read is read_code else long()
     assert large < limit
     assert large < 30 * small + 0.05
+
+
+# A reader, and what stands before and after a text.
+FRAMES = [
+    (score_gsm8k, "", ""),
+    (score_gsm8k, "<answer>", "</answer>"),
+    (score_tool_call, "", ""),
+    (score_tool_call, START, END),
+    (score_tool_turns, "", ""),
+    (read_code, "", ""),
+    (read_code, "```python\n", ""),
+    (read_code, "```python\ndef f(a):\n    ", "\n```"),
+    (compare_outputs, "", ""),
+    (read_rating, "", ""),
+]
+PARTS = [
+    "(", "[", "{", '{"a":', '"', "'", '"""', "\\", "\\'", '\\"', "#", "# a\n", "#\n", ";", "f =",
+    "async def f(\n", "def f(x):\n ", "def f():\n ...\n", "f = f\n", "```\n", "```python\n", "a```",
+    "~~~\n", "- ", "1. ", "<", "</", "<think>", "</think>", "`</think>`", "<answer>", "</answer>",
+    "<answer>4</answer>", "<tool_call>\n", "</tool_call>\n", "<response>", "<tool_response>",
+    '<tool_call>\n{"name": "a", "parameters": {}}\n</tool_call>\n', "<|im_end|> ", "<|", "</s>",
+    " ", "\n", " \n", "\t", "\r", "1", "1,", "1.", "4/", "-", "$", "*", "a", "a ", "é", "\ud800",
+    "Rating: ", '{"rating": ', "####", "#### 1\n", "|", ":", ".", "{,}",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
+@pytest.mark.parametrize(("read", "start", "end"), FRAMES)
+def test_a_megabyte_of_any_part_is_read_in_seconds(
+    read: Callable[[str, bool], object], start: str, end: str, strict: bool
+) -> None:
+    for part in PARTS:
+        text = filled(part, start, end)(1_000_000)
+        begun = time.process_time()
+        read(text, strict)
+        assert time.process_time() - begun < 3, part
 
 
 @pytest.mark.parametrize(

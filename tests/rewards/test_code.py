@@ -6,10 +6,12 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_sandbox import HOLDS, SCRIPT, SCRIPTS, verdict
 from test_sandbox import nothing_protects as nothing_protects
 
-from gdpo_verl.rewards.code import ParseError, compute_score
+from gdpo_verl.rewards.code import ParseError, compute_score, find_code
 from gdpo_verl.sandbox import Status, Unprotected
 
 # ---------------------------------------------------------------- worked by hand
@@ -91,6 +93,15 @@ def test_a_program_finds_no_expected_output_and_no_test():
 
 
 # ---------------------------------------------------------------- bad input
+
+PIECES = ["```python\n", "```\n", "```", "<think>", "</think>", "\n", "  ", "\0", "\ud800", "def f"]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join))
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_text_is_read(text):
+    for strict in (True, False):
+        assert isinstance(find_code(text, "f", strict=strict), str)
 
 
 @HOLDS

@@ -17,7 +17,7 @@ from gdpo_verl.rewards.deadline import DeadlinePool
 
 WORKER = """
 import os, signal, sys, time
-from gdpo_verl.rewards.deadline import serve
+from gdpo_verl.rewards.deadline import serve_questions
 
 def answer(question):
     print("libraries print", question)
@@ -32,7 +32,7 @@ def answer(question):
                 os.kill(os.getpid(), signal.SIGKILL)
     return os.getpid()
 
-serve(answer)
+serve_questions(answer)
 """
 
 
@@ -45,6 +45,8 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_one_worker_answers_question_after_question(pool):
     pids = {pool.ask(["é\ud800\0\n", index], deadline=60) for index in range(20)}
+    pids.add(pool.ask(["long", "x" * 300_000], deadline=60))
+    pids.add(pool.ask(["with patience"], deadline=1e8))
     assert len(pids) == 1
     assert pids != {os.getpid()}
 

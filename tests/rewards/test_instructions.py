@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("if_verifiable")
@@ -22,8 +21,8 @@ pytest.importorskip("wordllama")
 
 from gdpo_verl.recipes.instructions import rows as instructions
 
-from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import generated
+from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import instructions as rewards
 from gdpo_verl.rewards import own_words
 from gdpo_verl.rewards.own_words import has_own_words
@@ -103,15 +102,6 @@ def test_a_ground_truth_nested_too_deep_is_told() -> None:
     assert (found["parse_error"], found["score"]) == (ParseError.GROUND_TRUTH, 0.0)
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, "\n" * 200_000 + "x", "*\n" * 50_000, "\ud800", "\0", "<<" * 9999]
-)
-def test_hostile_texts_are_judged(text: str) -> None:
-    bullets = {"num_bullets": 2}
-    found = judge(text, json_format={}, title={}, no_comma={}, number_bullet_lists=bullets)
-    assert 0 <= found["score"] <= 4
-
-
 def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "DEADLINE", 1e-4)
     # What cannot be judged stays so.
@@ -123,24 +113,31 @@ def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch: pytest.MonkeyP
     assert found["length"] == 0.0
 
 
-@pytest.mark.parametrize(
-    "unit", ["[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n", "* * * ", "1."]
-)
-def test_checkers_take_linear_time(unit: str) -> None:
-    text = f"a{(unit * 100_000)[:100_000]}x"
+HOSTILE = [
+    (unit * 100_000)[:100_000]
+    for unit in ("[", "\t", "\n", "<", "*", "-", "p. ", "<<a", "[a", "\n\n", "* * * ", "*\n", "1.")
+]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\0", *HOSTILE], ids=lambda text: repr(text[:9]))
+def test_hostile_texts_are_judged_in_linear_time(text: str) -> None:
     start = time.process_time()
-    for name, options in {
-        "detectable_content:number_placeholders": {"num_placeholders": 1},
-        "detectable_content:postscript": {"postscript_marker": "P.S."},
-        "detectable_format:multiple_sections": {"section_spliter": "Part", "num_sections": 1},
-        "detectable_format:number_bullet_lists": {"num_bullets": 1},
-        "detectable_format:number_highlighted_sections": {"num_highlights": 10**6},
-        "detectable_format:title": {},
-        "length_constraints:number_paragraphs": {"num_paragraphs": 1},
-        "length_constraints:number_words": {"num_words": 1, "relation": "at least"},
-    }.items():
-        assert rewards.is_followed(name, options, text) is not None
+    found = judge(
+        f"a{text}x",
+        no_comma={},
+        json_format={},
+        number_placeholders={"num_placeholders": 1},
+        postscript={"postscript_marker": "P.S."},
+        multiple_sections={"section_spliter": "Part", "num_sections": 1},
+        number_bullet_lists={"num_bullets": 1},
+        number_highlighted_sections={"num_highlights": 10**6},
+        title={},
+        number_paragraphs={"num_paragraphs": 1},
+        number_words={"num_words": 1, "relation": "at least"},
+    )
     assert time.process_time() - start < 2
+    assert (found["unchecked"], found["parse_error"]) == (0, ParseError.NONE)
+    assert 0 <= found["score"] <= 5
 
 
 def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
@@ -171,7 +168,7 @@ def published(function: str, **arguments: Any) -> dict[str, Any]:
 WORDS = "length_constraints:number_words"
 PROMPT = "Say it.\n\n\nTwice \\(x\\)."
 HELLO = [{"role": "user", "content": "Hi"}]
-# Rows, and the constraint that is kept of each; {} where no checker can judge it.
+# Rows, and the constraint that is made of each.
 PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (published("validate_no_commas"), {"punctuation:no_comma": {}}),
     (
@@ -182,15 +179,10 @@ PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         published("validate_word_constraint", N=9, quantifier="at least"),
         {WORDS: {"num_words": 9, "relation": "at least"}},
     ),
-    (published("validate_word_constraint", N=9, quantifier="around"), {}),
-    (published("validate_word_constraint", quantifier="at least"), {}),
     (
         published("verify_keywords", keyword_list=["cat", "dog ("]),
         {"keywords:existence": {"keywords": ["cat", "dog ("]}},
     ),
-    (published("verify_keywords", keyword_list="fish"), {}),
-    (published("verify_keywords", keyword_list=["fish", ""]), {}),
-    (published("verify_letter_frequency", letter="a", N=3), {}),
     (published("validate_end", end_phrase="So."), {"startend:end_checker": {"end_phrase": "So."}}),
     (
         published("verify_paragraph_count", N=2),
@@ -206,7 +198,6 @@ PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
             }
         },
     ),
-    (published("validate_paragraphs", N=2, i=3, first_word="So"), {}),
     (
         published("verify_postscript", postscript_marker="PS:"),
         {"detectable_content:postscript": {"postscript_marker": "PS:"}},
@@ -219,7 +210,6 @@ PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         published("verify_bullet_points", N=2),
         {"detectable_format:number_bullet_lists": {"num_bullets": 2}},
     ),
-    (published("verify_bullet_points"), {}),
     (published("validate_title"), {"detectable_format:title": {}}),
     (
         published("validate_sections", N=2, section_splitter="Chapter:"),
@@ -229,31 +219,47 @@ PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         published("validate_repeat_prompt", original_prompt=f"{instructions.REPEAT} {PROMPT}"),
         {"combination:repeat_prompt": {"prompt_to_repeat": f" {PROMPT}"}},
     ),
-    (published("validate_repeat_prompt", original_prompt=instructions.REPEAT), {}),
-    ({"messages": [], "ground_truth": "{}"}, {}),
-    ({"messages": HELLO, "ground_truth": "no JSON"}, {}),
-    ({"messages": HELLO, "ground_truth": "[]"}, {}),
 ]
 
 
-def test_published_rows_keep_what_can_be_checked_and_name_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def converted(values: dict[str, Any]) -> dict[str, Any]:
+    """The ground truth that is made of a row."""
+    row = instructions.convert(Record("in.jsonl", 0, None, values))
+    return json.loads(row["reward_model"]["ground_truth"])
+
+
+@pytest.mark.parametrize(("values", "constraint"), PUBLISHED)
+def test_a_published_row_keeps_what_can_be_checked(
+    values: dict[str, Any], constraint: dict[str, Any]
 ) -> None:
-    file, out = tmp_path / "in.jsonl", tmp_path / "out"
-    file.write_text("\n".join(json.dumps(row) for row, _ in PUBLISHED))
-    arguments = ["--from", str(file), "--validation", "1", "--out", str(out)]
-    assert main(["prepare", "instructions", *arguments]) == 0
-    kept: list[dict[str, Any]] = [{} for _ in PUBLISHED]
-    for split in ("train", "validation"):
-        for row in pq.read_table(out / f"{split}.parquet").to_pylist():
-            truth = json.loads(row["reward_model"]["ground_truth"])
-            assert truth["topic"] == row["prompt"][0]["content"]
-            constraint = dict(zip(truth["instruction_id_list"], truth["kwargs"], strict=True))
-            kept[row["extra_info"]["row"]] = constraint
-    assert kept == [constraint for _, constraint in PUBLISHED]
-    told = capsys.readouterr().err
-    assert f"{kept.count({})} rows rejected" in told
-    assert "'quantifier': 'around'" in told
+    truth = converted(values)
+    assert truth["topic"] == values["messages"][0]["content"]
+    assert dict(zip(truth["instruction_id_list"], truth["kwargs"], strict=True)) == constraint
+
+
+# Rows that no checker can judge.
+REJECTED = [
+    published("verify_keywords", keyword_list="fish"),
+    published("verify_keywords", keyword_list=["fish", ""]),
+    published("verify_letter_frequency", letter="a", N=3),
+    published("validate_paragraphs", N=2, i=3, first_word="So"),
+    published("verify_bullet_points"),
+    published("validate_repeat_prompt", original_prompt=instructions.REPEAT),
+    {"messages": [], "ground_truth": "{}"},
+    {"messages": HELLO, "ground_truth": "no JSON"},
+    {"messages": HELLO, "ground_truth": "[]"},
+]
+
+
+@pytest.mark.parametrize("values", REJECTED)
+def test_a_published_row_that_no_checker_can_judge_is_rejected(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"[Ee]xpect"):
+        converted(values)
+
+
+def test_what_a_rejected_row_asked_for_is_named() -> None:
+    with pytest.raises(ValueError, match="'quantifier': 'around'"):
+        converted(published("validate_word_constraint", N=9, quantifier="around"))
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

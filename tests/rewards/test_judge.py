@@ -104,8 +104,6 @@ def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
 
 INFINITE = {"logprobs": {"content": [token(**{"4": -math.inf})]}}
 REPLIES = {
-    "good": (GOOD, 0.85, "4", ""),  # 0.6 · 0.75 + 0.4 · 1
-    "no value": (reply(answer("Fine.")), None, "Fine.", "expected one of ['1',"),
     "nothing": (reply(answer(None)), None, "", "'3', '4', '5'], found ''"),
     "long": (reply(answer("[" * 100_000)), None, "[" * 100_000, "expected one of"),
     "half a pair": (reply(answer("\ud800\nRating: 4")), 0.75, "\\ud800\nRating: 4", ""),
@@ -128,7 +126,7 @@ def test_a_reply_of_any_shape_is_a_value_or_an_error(
     assert found["helpful"] == (None if value is None else pytest.approx(value))
     assert found["helpful_said"] == said
     assert error in found["helpful_error"]
-    assert bool(error) == bool(found["helpful_error"])
+    assert bool(found["helpful_error"]) == (value is None)
     assert len(found["helpful_error"]) < 400
 
 
@@ -138,7 +136,7 @@ DOWN = "http://127.0.0.1:9/v1"
 @pytest.mark.parametrize(
     ("settings", "error", "requests"),
     [
-        ({"model": "recovers"}, "", 3),
+        ({"model": "recovers"}, "", 3),  # 0.85 = 0.6 · 0.75 + 0.4 · 1
         ({"model": "fails"}, "HTTP 500 from http://127.0.0.1:", 3),
         ({"model": "plain"}, "set request.response_format of the judge to null", 1),
         ({"model": "plain", "request": {"response_format": None}}, "", 1),
@@ -177,11 +175,6 @@ def test_no_error_repeats_a_secret(
     assert "secret" not in repr(Judge.read(ASK | {"url": secret, "model": "m"}))
 
 
-def test_no_settings_error_repeats_a_password() -> None:
-    with pytest.raises(ValueError, match=r"url: expected http://HOST:PORT/v1, found 'a\.host'$"):
-        Judge.read(ASK | {"url": "ftp://me:secret@a.host", "model": "m"})
-
-
 def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
@@ -191,6 +184,13 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (asked,) = Server.asked
     # What a response says in braces stays as it is.
     text = r'Of 2 + 2? is four {prompt}, as 4 and {"json": 1} {other} are? \ud800'
+    rating = {"type": ["number", "string"], "enum": FIVE}
+    schema = {
+        "type": "object",
+        "properties": {"rating": rating},
+        "required": ["rating"],
+        "additionalProperties": False,
+    }
     assert asked == {
         "path": "/v1/chat/completions",
         "key": "Bearer mine",
@@ -200,41 +200,27 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "max_tokens": 512,
         "logprobs": True,
         "chat_template_kwargs": {"a": False},
-        "response_format": schema(FIVE),
+        # The form of OpenAI, which vLLM takes, too.
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "rating", "strict": True, "schema": schema},
+        },
     }
 
 
-def schema(words: list[Any]) -> dict[str, Any]:
-    """The form of OpenAI, which vLLM takes, too."""
-    rating = {"type": ["number", "string"], "enum": words}
-    required = {"required": ["rating"], "additionalProperties": False}
-    body = {"type": "object", "properties": {"rating": rating}} | required
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "rating", "strict": True, "schema": body},
-    }
+def test_a_rating_is_a_word_of_the_scale_as_it_was_written(url: str) -> None:
+    ask(url=url, model="good", scale=[0, 0.5, "all"])
+    (asked,) = Server.asked
+    schema = asked["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["rating"]["enum"] == [0, 0.5, "all"]
 
 
-OWN = {"structured_outputs": {"regex": "[1-5]"}}
-
-
-@pytest.mark.parametrize(
-    ("settings", "fields"),
-    [
-        ({}, {"response_format": schema(FIVE)}),
-        ({"scale": ["no", "yes"]}, {"response_format": schema(["no", "yes"])}),
-        ({"scale": [0, 0.5, "all"]}, {"response_format": schema([0, 0.5, "all"])}),
-        ({"request": OWN}, OWN),
-        ({"request": {"response_format": None}}, {}),
-    ],
-    ids=str,
-)
-def test_the_scale_is_asked_for_as_structured_output(
-    url: str, settings: dict[str, Any], fields: dict[str, Any]
-) -> None:
-    ask(url=url, model="good", **settings)
-    names = ("response_format", "structured_outputs")
-    assert {name: Server.asked[0][name] for name in names if name in Server.asked[0]} == fields
+@pytest.mark.parametrize("own", [{"structured_outputs": {"regex": "[1-5]"}}, {}], ids=str)
+def test_a_request_may_ask_for_another_structured_output_or_none(url: str, own: dict) -> None:
+    ask(url=url, model="good", request=own or {"response_format": None})
+    (asked,) = Server.asked
+    assert "response_format" not in asked
+    assert own.items() <= asked.items()
 
 
 def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) -> None:
@@ -321,7 +307,10 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ({"scale": [False, True]}, r"\.scale: "),
         ({"scale": ["good", "*"]}, r"\.scale: "),
         ({"scale": [1, [2]]}, r"\.scale: "),
-        ({"url": "a.host:8000"}, r"\.url: expected http://HOST:PORT/v1, found 'a.host"),
+        (
+            {"url": "ftp://me:secret@a.host"},
+            r"\.url: expected http://HOST:PORT/v1, found 'a\.host'$",
+        ),
         ({"model": None}, r"\.model: expected a name with url, none without"),
         ({"url": None, "model": None}, r"\.url: not set, and verl serves no model"),
         (

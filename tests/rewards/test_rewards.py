@@ -14,7 +14,7 @@ import test_tool_call as tool_calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sandbox import HOLDS
-from verdicts import cases_of, near
+from verdicts import cases_of
 
 from gdpo_verl.plugin.reward_function import in_configuration
 from gdpo_verl.rewards import declared_components, parse_error
@@ -63,6 +63,18 @@ def test_it_declares_its_components_and_their_ranges(name):
 
 
 # ---------------------------------------------------------------- any text
+
+ODD = ["[" * 2000, "9" * 5000, "\0", "\ud800", "²", "\u2028", "\n"]
+
+
+def near(texts):
+    """Texts of which the beginning is one's and the end another's, and any text."""
+    cut = st.tuples(st.sampled_from(texts), st.floats(0, 1))
+    start = cut.map(lambda part: part[0][: int(part[1] * len(part[0]))])
+    end = cut.map(lambda part: part[0][int(part[1] * len(part[0])) :])
+    between = st.text(max_size=5) | st.sampled_from(ODD)
+    return st.tuples(start, between, end).map("".join) | st.text(st.characters())
+
 
 EXAMPLES = {"gsm8k": 1500, "math_length": 100, "tool_call": 700, "code": 60}
 IMPATIENT = {"math_length": {"deadline": 2.0}, "code": {"timeout": 2, "deadline": 9}}

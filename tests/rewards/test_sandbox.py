@@ -81,9 +81,6 @@ def verdict(code, ground_truth, **settings):
     return result["pass"], result["bug_free"], ParseError(result["parse_error"])
 
 
-PIECES = ["```python\n", "```\n", "```", "<think>", "</think>", "\n", "  ", "\0", "\ud800", "def f"]
-
-
 def assert_refused(sandbox, *actions, imports):
     """Assert that a program may do none of these, and lives to say so of each."""
     said = sandbox.run(attempts(*actions, imports=imports)).text

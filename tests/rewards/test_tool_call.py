@@ -1,18 +1,14 @@
 """The tool-calling rewards by property."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verdicts import cases_of
 
 from gdpo_verl.rewards import parse_error, tool_call
 from gdpo_verl.rewards.tool_call import ParseError, compute_score, parse_ground_truth
 
-ROOT = Path(__file__).parents[2]
 THOUGHT = "<think>Look it up.</think>"
 RESPONSE = "<response>It is sunny.</response>"
 
@@ -53,18 +49,6 @@ JSON = st.recursive(
 )
 
 
-def own_rows():
-    return [case["answer"] for case in cases_of("tool_call") if case["why"] == "a right answer"]
-
-
-def real_rows():
-    beside = ROOT / ".." / "shared/data/toolrl/rlla_sft.json"
-    path = Path(os.environ.get("GDPO_VERL_TOOLRL", beside))
-    if not path.is_file():
-        pytest.skip("ToolRL's dialogues are not here; GDPO_VERL_TOOLRL names their file")
-    return [row["output"] for row in json.loads(path.read_text())]
-
-
 def test_a_ground_truth_asks_for_no_more_calls_than_can_be_matched_in_time():
     parse_ground_truth(block(*[ONE] * tool_call.MOST_ASKED))
     with pytest.raises(ValueError, match="expected at most 50 calls, found 51"):
@@ -77,12 +61,6 @@ def test_the_published_rules_say_on_which_ground_truth_they_crash(caplog, monkey
         verdict(ANSWER, ground_truth, strict=False)
         assert "tool_call: a row gets the lowest rewards" in caplog.text
         caplog.clear()
-
-
-def test_every_right_answer_of_a_real_dialogue_earns_everything_under_strict():
-    for row in real_rows():
-        correctness = 3.0 if "</tool_call>" in row else 0.0
-        assert verdict(row, row) == (1.0, correctness, ParseError.NONE)
 
 
 @settings(max_examples=200, deadline=None)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from omegaconf import open_dict
 
-from gdpo_verl.config import GdpoConfig
 from gdpo_verl.lab.check_reward.answers import (
     CheckedAnswer,
     from_file,
@@ -33,7 +32,8 @@ from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
-from gdpo_verl.plugin import reward, validation
+from gdpo_verl.plugin import reward
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME
 from gdpo_verl.rewards.thought import opened_thought
 
@@ -134,9 +134,9 @@ def check(
         scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
     report = measure(config, chosen, scored, step_seconds)
     tried = [*map(ScoredAnswer, further, scored.results[len(chosen) :])]
-    found = complaints(tried, scored.declared)
-    report["problems"] += [text for kind, text in found if kind == PROBLEM]
-    report["problems"] += reward.unloggable(config, [each.info for each in scored.results])
+    findings = complaints(tried, scored.declared)
+    report["problems"] += [text for kind, text in findings if kind == PROBLEM]
+    report["problems"] += reward.unloggable(config, [result.info for result in scored.results])
     if model_path(config.actor_rollout_ref.model):  # else prompts are counted in bytes
         overlong = reward.overlong_prompts(config, tokenizer, dataset, columns.values())
         report["problems"] += [overlong] if overlong else []
@@ -152,9 +152,7 @@ def _check_settings(config: Any) -> None:
             "devices of the run; check a rule-based reward here. A judge can be asked at an "
             f"address: `vllm serve` it, set {JUDGE}.url and .model, and this to false."
         )
-    validation.check_keys(config)
-    validation.check_schedule(config)
-    GdpoConfig.from_algorithm(config.algorithm)  # rejects wrong settings
+    check_run(Run(config), Moment.KEYS)
 
 
 def _about_thought(config: Any, prompt: str, opening: str) -> str:
@@ -216,16 +214,16 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
     if config.reward.reward_manager.source == "register":
         wanted |= dict.fromkeys(("data_source", "reward_model"), "verl's reward managers read")
     # A data set of a user's class may have no such table.
-    found = getattr(getattr(dataset, "dataframe", None), "column_names", None)
+    columns = getattr(getattr(dataset, "dataframe", None), "column_names", None)
     for column, reader in wanted.items():
-        if found is not None and column not in found:
+        if columns is not None and column not in columns:
             raise ValueError(
-                f"data.{key}: {reader} a column {column!r}, found only {sorted(found)} in {files}"
+                f"data.{key}: {reader} a column {column!r}, found only {sorted(columns)} in {files}"
             )
     if "reward_model" in wanted and key == "train_files":
         truths = [ground_truth(dataset[number]) for number in range(len(dataset))]
-        known = "ground_truth" in (dataset[0].get("reward_model") or {})
-        if None in truths and (not known or set(truths) != {None}):  # a judge may need none
+        has_truth = "ground_truth" in (dataset[0].get("reward_model") or {})
+        if None in truths and (not has_truth or set(truths) != {None}):  # a judge may need none
             raise ValueError(
                 "data.train_files: expected a ground truth in reward_model.ground_truth of every "
                 f"row, found none in row {truths.index(None)} of {files}"

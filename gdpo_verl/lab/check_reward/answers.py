@@ -82,7 +82,7 @@ def made_up(
     for place, (number, truth) in enumerate(zip(rows, truths, strict=True)):
         following = truths[place + 1 :] + truths[:place]
         # An equal truth, as in a task with few, would be right here, too.
-        other = next((each for each in following if each not in (None, truth)), None)
+        other = next((text for text in following if text not in (None, truth)), None)
         texts: dict[str, str] = {}
         if truth is not None:
             texts |= {kind: form.format(truth) for kind, form in FORMS.items()}

@@ -65,7 +65,8 @@ class ScoredAnswer:
     @property
     def seconds(self) -> float:
         """The shorter of its times: the first call of all holds late imports."""
-        times = [each.seconds for each in (self.result, self.again) if each and each.seconds]
+        results = (self.result, self.again)
+        times = [result.seconds for result in results if result and result.seconds]
         return min(times, default=0.0)
 
 
@@ -80,17 +81,17 @@ def complaints(
       declared: the components that the reward declares.
       step_seconds: how long a training step takes.
     """
-    finished = [each for each in tried if not each.result.error]
+    finished = [response for response in tried if not response.result.error]
     # A bare number has no components to complain of.
-    dicts = [each for each in finished if not each.no_dict]
+    dicts = [response for response in finished if not response.no_dict]
     keys = sorted(dicts[0].result.info) if dicts else []
-    reshaped = [each for each in dicts if sorted(each.result.info) != keys]
-    slow = [each for each in finished if each.seconds > SHARE_OF_STEP * step_seconds]
-    altered = [each for each in finished if each.result.not_round_tripped]
+    reshaped = [response for response in dicts if sorted(response.result.info) != keys]
+    slow = [response for response in finished if response.seconds > SHARE_OF_STEP * step_seconds]
+    altered = [response for response in finished if response.result.not_round_tripped]
     unread: dict[Any, ScoredAnswer] = {}  # one for each row, which is at fault
-    for each in dicts:
-        if each.result.info.get("parse_error") == ParseError.GROUND_TRUTH:
-            unread.setdefault(each.answer.row, each)
+    for response in dicts:
+        if response.result.info.get("parse_error") == ParseError.GROUND_TRUTH:
+            unread.setdefault(response.answer.row, response)
     unreadable = (
         f"parse_error {ParseError.GROUND_TRUTH:d}: the reward cannot read the row's ground truth "
         "and gives every response the minimum. Correct it, or leave the row out of the data"
@@ -101,33 +102,33 @@ def complaints(
     )
     another_text = "the tokenizer gives back another text, which is what the reward saw"
     table: list[tuple[str, Iterable[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
-        (PROBLEM, tried, lambda each: each.result.error and f"it {each.result.error}"),
-        (PROBLEM, finished, lambda each: each.no_dict),
-        (PROBLEM, dicts, lambda each: score_problem(each.result.score)),
+        (PROBLEM, tried, lambda response: response.result.error and f"it {response.result.error}"),
+        (PROBLEM, finished, lambda response: response.no_dict),
+        (PROBLEM, dicts, lambda response: score_problem(response.result.score)),
         (PROBLEM, unread.values(), lambda _: unreadable),
-        (PROBLEM, dicts, lambda each: _out_of_range(each, declared)),
-        (PROBLEM, dicts, lambda each: _not_a_number_a_turn(each, declared)),
+        (PROBLEM, dicts, lambda response: _out_of_range(response, declared)),
+        (PROBLEM, dicts, lambda response: _not_a_number_a_turn(response, declared)),
         (PROBLEM, dicts, not_the_sum),
         (PROBLEM, finished, _not_repeated),
         (
             PROBLEM,
             slow,
-            lambda each: (
-                f"it took {seconds_text(each.seconds)}, more than {SHARE_OF_STEP:.0%} of a step of "
-                f"{seconds_text(step_seconds)}, whose rewards wait for the slowest response. Make "
-                "it faster, or say with --step-seconds how long your steps are"
+            lambda response: (
+                f"it took {seconds_text(response.seconds)}, more than {SHARE_OF_STEP:.0%} of a "
+                f"step of {seconds_text(step_seconds)}, whose rewards wait for the slowest "
+                "response. Make it faster, or say with --step-seconds how long your steps are"
             ),
         ),
         (NOTE, altered, lambda _: another_text),
-        (NOTE, reshaped, lambda each: f"the keys {sorted(each.result.info)}{other_keys}"),
+        (NOTE, reshaped, lambda response: f"the keys {sorted(response.result.info)}{other_keys}"),
     ]
     for kind, answers, complaint in table:
-        found = []
-        for each in answers:
-            text = complaint(each)
+        sentences = []
+        for response in answers:
+            text = complaint(response)
             if text:
-                found.append(f"row {each.answer.name}: {text}")
-        yield from first_and_count(kind, found)
+                sentences.append(f"row {response.answer.name}: {text}")
+        yield from first_and_count(kind, sentences)
 
 
 def first_and_count(kind: str, sentences: Sequence[str]) -> Iterator[Finding]:
@@ -137,23 +138,23 @@ def first_and_count(kind: str, sentences: Sequence[str]) -> Iterator[Finding]:
         yield kind, sentences[0] + more
 
 
-def _out_of_range(each: ScoredAnswer, declared: Sequence[Component]) -> str:
-    found = []
+def _out_of_range(response: ScoredAnswer, declared: Sequence[Component]) -> str:
+    faults = []
     for component in declared:
         low = -math.inf if component.low is None else component.low
         high = math.inf if component.high is None else component.high
-        value = each.values.get(component.name, math.nan)
+        value = response.values.get(component.name, math.nan)
         if value < low or value > high:
-            found.append(f"{component.name!r} is {value:g}, declared as {low:g} to {high:g}")
-    return "; ".join(found)
+            faults.append(f"{component.name!r} is {value:g}, declared as {low:g} to {high:g}")
+    return "; ".join(faults)
 
 
-def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> str:
+def _not_a_number_a_turn(response: ScoredAnswer, declared: Sequence[Component]) -> str:
     """Complain of a list by turn of another length than the response's turns."""
-    if not each.answer.made_up:  # the turns of other responses are not known
+    if not response.answer.made_up:  # the turns of other responses are not known
         return ""
-    turns = each.answer.turns
-    info = unnested(each.result.info)
+    turns = response.answer.turns
+    info = unnested(response.result.info)
     for component in declared:
         if not component.by_turn:
             continue
@@ -166,25 +167,25 @@ def _not_a_number_a_turn(each: ScoredAnswer, declared: Sequence[Component]) -> s
     return ""
 
 
-def not_the_sum(each: ScoredAnswer) -> str:
+def not_the_sum(response: ScoredAnswer) -> str:
     """Complain of a score that is not the weighted sum, which GDPO decouples; '' if they agree."""
-    score = each.score
-    total = each.weighted_sum
+    score = response.score
+    total = response.weighted_sum
     if score is None or total is None:
         return ""
     # Absolute below 1: sums near 0 differ by rounding alone.
     if abs(total - score) <= SCORE_TOLERANCE * max(abs(score), 1.0):
         return ""
     return (
-        f"its score is {score:.6g}, but the weighted sum of the components {[*each.values]} is "
+        f"its score is {score:.6g}, but the weighted sum of the components {[*response.values]} is "
         f"{total:.6g}. A GRPO baseline would optimise something else than GDPO decouples. Use "
         f"reward.reward_manager.name={MANAGER_NAME}, or return the sum as 'score'"
     )
 
 
-def _not_repeated(each: ScoredAnswer) -> str:
-    first = each.result
-    again = each.again
+def _not_repeated(response: ScoredAnswer) -> str:
+    first = response.result
+    again = response.again
     if again is None:
         return ""
     changed = f"the second time it {again.error}"
@@ -192,7 +193,7 @@ def _not_repeated(each: ScoredAnswer) -> str:
         one = unnested(first.info)
         other = unnested(again.info)
         pairs = {"score": (first.score, again.score)}
-        pairs |= {name: (one.get(name), other.get(name)) for name in each.values}
+        pairs |= {name: (one.get(name), other.get(name)) for name in response.values}
         changed = ", ".join(
             f"{name!r} {before!r} and then {after!r}"
             for name, (before, after) in pairs.items()
@@ -232,26 +233,40 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) ->
     response in at least half of the rows. It is a note where the truth is known not to be an
     answer, and where one component alone orders the responses and another stays at its lowest.
     """
-    margins = {form: _margins(readable, form, [WRONG[form], RANDOM, EMPTY]) for form in WRONG}
-    margins = {form: found for form, found in margins.items() if found}
-    preferred = (2 * sum(margin > 0 for margin in each) >= len(each) for each in margins.values())
-    if not margins or any(preferred) or len({each.score for each in readable}) < 2:
+    if len({response.score for response in readable}) < 2:
         return
-    form = min(margins, key=lambda form: sum(margins[form]))  # the fault is clearest in the worst
-    rows = len(margins[form])
-    worse = sum(margin < 0 for margin in margins[form])
+    margins: dict[str, list[float]] = {}
+    for layout, wrong in WRONG.items():
+        margins_of_layout = _margins(readable, layout, [wrong, RANDOM, EMPTY])
+        if margins_of_layout:
+            margins[layout] = margins_of_layout
+    if not margins:
+        return
+    if any(_mostly_above_zero(numbers) for numbers in margins.values()):
+        return
+    # The fault is clearest in the worst layout.
+    layout = min(margins, key=lambda layout: sum(margins[layout]))
+    rows = len(margins[layout])
+    worse = sum(margin < 0 for margin in margins[layout])
     text = (
-        f"the ground truth ({form}) scores less than a wrong response in {worse} of {rows} rows, "
+        f"the ground truth ({layout}) scores less than a wrong response in {worse} of {rows} rows, "
         "and in no layout more than every wrong response in half of them"
     )
     # A length knows no truth from another; what puts another truth first in every row does.
-    to_another = (_margins(readable, form, [wrong]) for form, wrong in WRONG.items())
-    inverted = any(found and max(found) < 0 for found in to_another)
+    inverted = False
+    for name, wrong in WRONG.items():
+        margins_to_another = _margins(readable, name, [wrong])
+        if margins_to_another and max(margins_to_another) < 0:
+            inverted = True
     if truth_may_not_be_an_answer(readable) or (not inverted and _one_orders(batch)):
         yield NOTE, f"{text}. {_REAL_ANSWERS}"
     else:
         fault = "is inverted" if inverted or 2 * worse > rows else "does not order responses"
         yield PROBLEM, f"{text}: the reward {fault}. {_REAL_ANSWERS}"
+
+
+def _mostly_above_zero(margins: Sequence[float]) -> bool:
+    return 2 * sum(margin > 0 for margin in margins) >= len(margins)
 
 
 def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
@@ -262,11 +277,11 @@ def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
     """
     if not readable[0].answer.made_up:
         return False
-    truths = [each for each in readable if each.answer.kind in WRONG]
-    bare = [each.answer.text for each in truths if each.answer.kind == GROUND_TRUTH]
+    truths = [response for response in readable if response.answer.kind in WRONG]
+    bare = [response.answer.text for response in truths if response.answer.kind == GROUND_TRUTH]
     objects = sum(truth.lstrip().startswith("{") for truth in bare)
     # A reward without a parse_error (None) does not say what it reads.
-    return all(each.parse_error for each in truths) or 2 * objects > len(bare)
+    return all(response.parse_error for response in truths) or 2 * objects > len(bare)
 
 
 def _one_orders(batch: RewardBatch) -> bool:
@@ -282,16 +297,17 @@ def _one_orders(batch: RewardBatch) -> bool:
     )
 
 
-def _margins(readable: Sequence[ScoredAnswer], form: str, wrong: Sequence[str]) -> list[float]:
+def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]) -> list[float]:
     """Return the margin of each row's ground truth in this layout over its best wrong response."""
     scores: dict[Any, dict[str, Any]] = defaultdict(dict)
-    for each in readable:
-        scores[each.answer.row][each.answer.kind] = each.score
-    return [
-        row[form] - max(row[kind] for kind in wrong if kind in row)
-        for row in scores.values()
-        if form in row and any(kind in row for kind in wrong)
-    ]
+    for response in readable:
+        scores[response.answer.row][response.answer.kind] = response.score
+    margins = []
+    for row in scores.values():
+        wrong_scores = [row[kind] for kind in wrong if kind in row]
+        if layout in row and wrong_scores:
+            margins.append(row[layout] - max(wrong_scores))
+    return margins
 
 
 def failing_pays(batch: RewardBatch) -> Iterator[Finding]:

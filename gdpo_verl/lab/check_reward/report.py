@@ -20,8 +20,8 @@ from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
-from gdpo_verl.plugin import validation
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
+from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.reward import not_a_dict
 from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
@@ -55,29 +55,30 @@ def measure(
         ScoredAnswer(answer, result, scored.again.get(place), not_a_dict(result.info, settings))
         for place, (answer, result) in enumerate(zip(answers, scored.results, strict=False))
     ]
-    finished = [each for each in tried if not each.result.error]
-    dicts = [each for each in finished if not each.no_dict]
-    found: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
+    finished = [response for response in tried if not response.result.error]
+    dicts = [response for response in finished if not response.no_dict]
+    findings: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
-        components, taught = _look_at_components(config, settings, scored, finished, found)
-    found += checks.complaints(tried, scored.declared, step_seconds)
-    found += _constant(components)
+        components, taught = _look_at_components(config, settings, scored, finished, findings)
+    findings += checks.complaints(tried, scored.declared, step_seconds)
+    findings += _constant(components)
     left = len(answers) - len(tried)
     if scored.interrupted:
         twice = len(tried) - len(scored.again)
         text = f"{left} responses were not scored, and {twice} others were not scored a second time"
-        found.append((PROBLEM, f"Ctrl-C ended the check: {text}"))
+        findings.append((PROBLEM, f"Ctrl-C ended the check: {text}"))
     elif left:
         text = f"{left} responses were not scored: one that hangs or crashes is the last"
-        found.append((NOTE, text))
-    sums = [checks.not_the_sum(each) for each in dicts if each.weighted_sum is not None]
-    codes = Counter(each.parse_error for each in dicts if each.parse_error is not None)
-    times = np.percentile([each.seconds for each in finished] or [0.0], [50, 99, 100]).tolist()
+        findings.append((NOTE, text))
+    sums = [checks.not_the_sum(response) for response in dicts if response.weighted_sum is not None]
+    codes = Counter(response.parse_error for response in dicts if response.parse_error is not None)
+    seconds = [response.seconds for response in finished] or [0.0]
+    times = np.percentile(seconds, [50, 99, 100]).tolist()
     return {
-        "problems": [text for kind, text in found if kind == PROBLEM],
-        "notes": [text for kind, text in found if kind == NOTE],
+        "problems": [text for kind, text in findings if kind == PROBLEM],
+        "notes": [text for kind, text in findings if kind == NOTE],
         "components": components,
         "teaching": taught,
         "kinds": _kinds(dicts),
@@ -86,22 +87,22 @@ def measure(
         "seconds": dict(zip(("median", "p99", "max"), times, strict=True)) if finished else None,
         "first_call_seconds": tried[0].result.seconds if tried else None,
         "step_seconds": step_seconds,
-        "sandboxes": sorted({name for each in tried for name in each.result.sandboxes}),
-        "answers": [_of_answer(each) for each in tried],
+        "sandboxes": sorted({name for response in tried for name in response.result.sandboxes}),
+        "answers": [_of_answer(response) for response in tried],
     }
 
 
-def _of_answer(each: ScoredAnswer) -> dict[str, Any]:
+def _of_answer(response: ScoredAnswer) -> dict[str, Any]:
     return {
-        "row": each.answer.row,
-        "kind": each.answer.kind,
-        "group": each.answer.group,
-        "answer": each.answer.text,
-        "score": each.score,
-        "returned": each.result.info,
-        "scored_again": each.again and each.again.info,
-        "seconds": each.result.seconds,
-        "error": each.result.error,
+        "row": response.answer.row,
+        "kind": response.answer.kind,
+        "group": response.answer.group,
+        "answer": response.answer.text,
+        "score": response.score,
+        "returned": response.result.info,
+        "scored_again": response.again and response.again.info,
+        "seconds": response.result.seconds,
+        "error": response.result.error,
     }
 
 
@@ -110,68 +111,71 @@ def _look_at_components(
     settings: GdpoConfig,
     scored: Scored,
     finished: Sequence[ScoredAnswer],
-    found: list[Finding],
+    findings: list[Finding],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Summarise the components and what they can teach, and find faults of the set of responses."""
-    dicts = [each for each in finished if not each.no_dict]
+    dicts = [response for response in finished if not response.no_dict]
     # A key counts as returned where one response has it.
-    keys = list(dict.fromkeys(key for each in dicts for key in unnested(each.result.info)))
+    keys = list(dict.fromkeys(key for response in dicts for key in unnested(response.result.info)))
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
     try:
         objective = settings.resolve(scored.declared, keys or None)
-        batch = _read_components(dicts, objective, found)
+        batch = _read_components(dicts, objective, findings)
         if batch is not None:
-            readable = [each for each in dicts if each.weighted_sum is not None]
-            found += checks.no_variation(readable, batch)
-            found += checks.truth_not_preferred(readable, batch)
-            found += checks.failing_pays(batch)
+            readable = [response for response in dicts if response.weighted_sum is not None]
+            findings += checks.no_variation(readable, batch)
+            findings += checks.truth_not_preferred(readable, batch)
+            findings += checks.failing_pays(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)
-        validation.check_estimator(config, objective)
-        returned = {each.answer.name: each.result.info for each in finished}
-        validation.check_filter(config, returned)
+        returned = {response.answer.name: response.result.info for response in finished}
+        run = Run(config, returned=returned)
+        run.objective = objective
+        check_run(run, Moment.COMPONENTS, Moment.RETURNED)
     except ValueError as error:  # what is known so far is shown all the same
-        found.append((PROBLEM, str(error)))
+        findings.append((PROBLEM, str(error)))
     return components, taught
 
 
 def _read_components(
-    dicts: Sequence[ScoredAnswer], objective: Objective, found: list[Finding]
+    dicts: Sequence[ScoredAnswer], objective: Objective, findings: list[Finding]
 ) -> RewardBatch | None:
     """Fill in what depends on the components, and find responses without readable ones."""
     readable = []
     errors = []
-    for each in dicts:
+    for response in dicts:
         try:
-            read_components([judged(each.result.info, objective)], objective, [each.answer.name])
+            info = judged(response.result.info, objective)
+            read_components([info], objective, [response.answer.name])
         except ValueError as error:
             errors.append(str(error))
         else:  # a score that is no number has its own complaint
-            readable += [each] if each.score is not None else []
-    found += checks.first_and_count(PROBLEM, errors)
+            if response.score is not None:
+                readable.append(response)
+    findings += checks.first_and_count(PROBLEM, errors)
     if not readable:
         return None
-    infos = [each.result.info for each in readable]
+    infos = [response.result.info for response in readable]
     # The tokens of made-up responses are not known: there derived components are not scored.
-    ids = [each.answer.token_ids for each in readable]
-    masks = None if None in ids else [torch.ones(len(each or ())) for each in ids]
+    ids = [response.answer.token_ids for response in readable]
+    masks = None if None in ids else [torch.ones(len(tokens or ())) for tokens in ids]
     keys = [str(RowKey("answer", number, 0)) for number in range(len(readable))]
     rows = RewardRows(objective, infos, keys, masks=masks)
     objective.try_derived(unnested(infos[0]))
     # The masks of these responses are not known: every response counts alike.
     tokens = torch.ones(len(readable))
-    batch = RewardBatch.of(rows, [each.answer.group for each in readable], tokens)
+    batch = RewardBatch.of(rows, [response.answer.group for response in readable], tokens)
     try:
         batch.check_errors()
     except RewardErrors as error:
-        found.append((PROBLEM, str(error)))
+        findings.append((PROBLEM, str(error)))
     sums = batch.returned_score().tolist()
-    for place, each in enumerate(readable):
-        each.values = dict(zip(objective.keys, batch.raw[place].tolist(), strict=True))
-        each.weighted_sum = sums[place]
-        each.parse_error = batch.parse_errors[place]
+    for place, response in enumerate(readable):
+        response.values = dict(zip(objective.keys, batch.raw[place].tolist(), strict=True))
+        response.weighted_sum = sums[place]
+        response.parse_error = batch.parse_errors[place]
     return batch
 
 
@@ -202,11 +206,12 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
 
 
 def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
-    diagnosed = any(each.parse_error is not None for each in dicts)
+    diagnosed = any(response.parse_error is not None for response in dicts)
     kinds: dict[str, list[tuple[float, int | None]]] = {}
-    for each in dicts:
-        if each.score is not None:
-            kinds.setdefault(each.answer.kind, []).append((each.score, each.parse_error))
+    for response in dicts:
+        if response.score is not None:
+            members = kinds.setdefault(response.answer.kind, [])
+            members.append((response.score, response.parse_error))
     summaries = []
     for kind, members in kinds.items():
         scores = [score for score, _ in members]
@@ -225,18 +230,18 @@ def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
 
 def _constant(components: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     nothing = "if it is so in the run, it teaches nothing"
-    for each in components:
-        name = each["name"]
-        low = each["low"]
+    for component in components:
+        name = component["name"]
+        low = component["low"]
         if low is None:
             yield NOTE, f"{name!r} is not scored in any response"
-        elif low == each["high"]:
+        elif low == component["high"]:
             yield NOTE, f"{name!r} is {low:g} for every response: {nothing}"
-        elif each[CONSTANT_GROUPS.last] == 1.0:
+        elif component[CONSTANT_GROUPS.last] == 1.0:
             yield NOTE, f"{name!r} is constant in every group: {nothing}"
 
 
-def to_text(report: Mapping[str, Any]) -> str:
+def report_text(report: Mapping[str, Any]) -> str:
     """For a terminal."""
     about = report["about"]
     width = max(map(len, about), default=0)
@@ -257,18 +262,18 @@ def to_text(report: Mapping[str, Any]) -> str:
 
 def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [("component", "weight", "declared", "observed", "mean", "constant", "not scored")]
-    for each in components:
-        mean = each["mean"]
-        constant = each[CONSTANT_GROUPS.last]
+    for component in components:
+        mean = component["mean"]
+        constant = component[CONSTANT_GROUPS.last]
         rows.append(
             (
-                each["name"],
-                f"{each['weight']:g}",
-                _range(*each["declared"]),
-                _range(each["low"], each["high"]),
+                component["name"],
+                f"{component['weight']:g}",
+                _range(*component["declared"]),
+                _range(component["low"], component["high"]),
                 NOTHING if mean is None else f"{mean:.3f}",
                 NOTHING if constant is None else f"{constant:.0%} of groups",
-                f"{each[UNSCORED.last]:.0%} of responses",
+                f"{component[UNSCORED.last]:.0%} of responses",
             )
         )
     return columns(rows) if components else []
@@ -276,17 +281,19 @@ def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _kind_table(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [("response", "count", "score: lowest", "mean", "highest", "parse errors")]
-    for each in kinds:
-        low, mean, high = (f"{each[key]:.3f}" for key in ("low", "mean", "high"))
-        unread = NOTHING if each["unread"] is None else str(each["unread"])
-        rows.append((each["kind"], str(each["count"]), low, mean, high, unread))
+    for kind in kinds:
+        low, mean, high = (f"{kind[key]:.3f}" for key in ("low", "mean", "high"))
+        unread = NOTHING if kind["unread"] is None else str(kind["unread"])
+        rows.append((kind["kind"], str(kind["count"]), low, mean, high, unread))
     return columns(rows) if kinds else []
 
 
 def _facts(report: Mapping[str, Any]) -> Iterator[str]:
     components = report["components"]
     if components:
-        terms = " + ".join(f"{each['weight']:g}·{each['name']}" for each in components)
+        terms = " + ".join(
+            f"{component['weight']:g}·{component['name']}" for component in components
+        )
         sums = report["score_is_the_weighted_sum"]
         yield f"score = {terms} in {sums['agree']} of {sums['answers']} responses"
     codes = report["parse_errors"]
@@ -310,4 +317,8 @@ def _facts(report: Mapping[str, Any]) -> Iterator[str]:
 def _range(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return NOTHING
-    return f"{'any' if low is None else f'{low:g}'} to {'any' if high is None else f'{high:g}'}"
+    return f"{_limit(low)} to {_limit(high)}"
+
+
+def _limit(value: float | None) -> str:
+    return "any" if value is None else f"{value:g}"

@@ -32,7 +32,7 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
     verdict = advise(figures)
     prompts = OmegaConf.select(config, "data.train_batch_size")
     return {
-        "advice": [vars(each) for each in verdict.advice],
+        "advice": [vars(advice) for advice in verdict.advice],
         "advice_conclusion": verdict.conclusion,
         "advice_lines": verdict_lines(verdict),
         "capacity": capacity(
@@ -45,30 +45,30 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
     }
 
 
-def capacity_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     """A table of group sizes, and sentences."""
-    varies: Mapping[str, Mapping[str, float]] = found["varies"]
+    varies: Mapping[str, Mapping[str, float]] = measured["varies"]
     if not varies:
         yield (
-            f"capacity: not known from {found['answers']} responses to a prompt; ask for more with "
-            "--samples"
+            f"capacity: not known from {measured['answers']} responses to a prompt; ask for more "
+            "with --samples"
         )
         return
     keys = list(next(iter(varies.values())))
-    headings = [f"n = {size}" for size in varies]
-    rows: list[Sequence[str]] = [("groups that vary", *headings)]
+    sizes = [f"n = {size}" for size in varies]
+    rows: list[Sequence[str]] = [("groups that vary", *sizes)]
     for key in keys:
-        cells = [f"{shares[key]:.1%}" for shares in varies.values()]
-        rows.append((key, *cells))
+        shares_of_key = [f"{shares[key]:.1%}" for shares in varies.values()]
+        rows.append((key, *shares_of_key))
     yield from columns(rows)
-    if found["teaches"] is None:
+    if measured["teaches"] is None:
         yield (
-            f"capacity at actor_rollout_ref.rollout.n={found['size']}: not known from "
-            f"{found['answers']} responses to a prompt; ask for more with --samples"
+            f"capacity at actor_rollout_ref.rollout.n={measured['size']}: not known from "
+            f"{measured['answers']} responses to a prompt; ask for more with --samples"
         )
     else:
         yield (
-            f"capacity at actor_rollout_ref.rollout.n={found['size']}: "
-            f"{found['teaches']:.1f} of {found['rewards']} rewards"
+            f"capacity at actor_rollout_ref.rollout.n={measured['size']}: "
+            f"{measured['teaches']:.1f} of {measured['rewards']} rewards"
         )
-    yield from found["rare"]
+    yield from measured["rare"]

@@ -14,11 +14,11 @@ from gdpo_verl.lab.text import install_extra, printable
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # What follows `--` is for Ray, and may look like an option of this command.
-    end = given.index("--") if "--" in given else len(given)
-    own = given[:end]
-    rays = given[end + 1 :]
+    end = words.index("--") if "--" in words else len(words)
+    own = words[:end]
+    rays = words[end + 1 :]
     parser = _parser()
     options, rest = parser.parse_known_args(own)
     # Hydra's overrides may be before and after the options of this command.

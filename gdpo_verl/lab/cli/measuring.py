@@ -58,15 +58,15 @@ def _add_check_reward(commands: argparse._SubParsersAction) -> None:
         ("--samples", "Sample N responses to each row. Default: actor_rollout_ref.rollout.n."),
     ):
         check.add_argument(option, metavar="N", type=int, help=about)
-    given = check.add_mutually_exclusive_group()
-    given.add_argument(
+    responses = check.add_mutually_exclusive_group()
+    responses.add_argument(
         "--answers",
         metavar="FILE",
         type=Path,
         help="Score the responses in this file of JSON lines or rollout dump. Default: only "
         "made-up responses are scored.",
     )
-    given.add_argument(
+    responses.add_argument(
         "--model",
         metavar="DIRECTORY",
         type=Path,
@@ -283,7 +283,7 @@ def _add_trust(command: argparse.ArgumentParser) -> None:
 
 def _check_reward(options: argparse.Namespace) -> int:
     from gdpo_verl.lab import check_reward
-    from gdpo_verl.lab.check_reward.report import to_text
+    from gdpo_verl.lab.check_reward.report import report_text
 
     config = check_reward.compose(options.recipe, options.overrides, options.config_dir)
     check_reward.override_reward_and_data(config, options.function, options.data or [])
@@ -296,7 +296,7 @@ def _check_reward(options: argparse.Namespace) -> int:
         timeout=options.timeout,
         step_seconds=options.step_seconds,
     )
-    print(printable(to_text(report)))
+    print(printable(report_text(report)))
     _write_json(options.json, report)
     return int(bool(report["problems"]))
 
@@ -355,9 +355,9 @@ def _compare(options: argparse.Namespace) -> None:
                 f"side, found {len(files)}. Give two, or separate the two sides with --to."
             )
         files, other = files[:1], files[1:]
-    found = compare(files, other, trust=options.trust)
-    print(printable(to_text(found)))
-    _write_json(options.json, found)
+    comparison = compare(files, other, trust=options.trust)
+    print(printable(to_text(comparison)))
+    _write_json(options.json, comparison)
 
 
 def _write_json(path: Path | None, record: Any) -> None:
@@ -384,4 +384,4 @@ def _explain(options: argparse.Namespace) -> None:
     if options.static:
         print(serve.export(options.static))
     else:
-        serve.serve(port=options.port, browser=not options.no_browser)
+        serve.serve_page(port=options.port, browser=not options.no_browser)

@@ -108,7 +108,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
     findings = diagnose()
     for finding in findings:
-        print(f"{'FAIL' if finding.remedy else 'ok':4}  {finding.subject:20}  {finding.state}")
+        mark = "FAIL" if finding.remedy else "ok"
+        print(f"{mark:4}  {finding.subject:20}  {finding.state}")
         if finding.remedy:
             print(f"      -> {finding.remedy}")
     return int(any(finding.remedy for finding in findings))

@@ -141,7 +141,7 @@ def _dry_run(
 ) -> int:
     from gdpo_verl.lab.dry_run import dry_run
 
-    found = dry_run(
+    result = dry_run(
         options.recipe,
         run,
         overrides,
@@ -150,8 +150,8 @@ def _dry_run(
         config_dir=options.config_dir,
         accept_changed_files=options.accept_changed_files,
     )
-    print(found.to_text())
-    return int(bool(found.problems))
+    print(result.to_text())
+    return int(bool(result.problems))
 
 
 def _submit(options: argparse.Namespace) -> int:

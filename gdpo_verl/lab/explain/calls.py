@@ -43,8 +43,11 @@ ANSWERS = (
 
 def rewards() -> Tensor:
     """Score format and correctness of each response with `tool_call.compute_score`: (7, 2)."""
-    scores = [compute_score("", answer, GROUND_TRUTH) for answer in ANSWERS]
-    return torch.tensor([[score[key] for key in KEYS] for score in scores], dtype=torch.float64)
+    rows = []
+    for answer in ANSWERS:
+        score = compute_score("", answer, GROUND_TRUTH)
+        rows.append([score[key] for key in KEYS])
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def execute(answer: str) -> str:
@@ -65,8 +68,8 @@ def execute(answer: str) -> str:
 
 def table() -> Table:
     """Return head and rows: the rewards of each response, and the result of its call."""
-    rows = [
-        [str(i), *[f"{value:.4g}" for value in scores], execute(answer)]
-        for i, (answer, scores) in enumerate(zip(ANSWERS, rewards().tolist(), strict=True), 1)
-    ]
+    rows = []
+    for number, (answer, scores) in enumerate(zip(ANSWERS, rewards().tolist(), strict=True), 1):
+        figures = [f"{value:.4g}" for value in scores]
+        rows.append([str(number), *figures, execute(answer)])
     return ["answer", *KEYS, "executed"], rows

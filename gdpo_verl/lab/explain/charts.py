@@ -41,20 +41,20 @@ def block(name: str, content: Markup) -> str:
 
 def ties(group: Sequence[Rollout], keys: Sequence[str]) -> list[Table]:
     """Return tables: how many groups each method distinguishes, and why, for a pair of each tie."""
-    counts = [len({each.rewards for each in group})]
-    for advantages in ([each.grpo for each in group], [each.gdpo for each in group]):
+    counts = [len({rollout.rewards for rollout in group})]
+    for advantages in ([rollout.grpo for rollout in group], [rollout.gdpo for rollout in group]):
         counts.append(max(levels(advantages)) + 1)  # levels are numbered from 0
-    rows = [
-        [
-            each.tie,
-            f"{each.name} {vector(each.rewards)}",
-            number(each.score),  # equal in both rows of a pair; GRPO sees only this
-            *[f"{term:+.3f}" for term in each.terms],
-            f"{sum(each.terms):+.3f}",
-        ]
-        for pair in tied_pairs(group)
-        for each in pair
-    ]
-    head = ["tie", "response", "GRPO's sum", *[f"{key}, normalised" for key in keys], "GDPO's sum"]
+    rows = []
+    for pair in tied_pairs(group):
+        for rollout in pair:
+            response = f"{rollout.name} {vector(rollout.rewards)}"
+            score = number(rollout.score)  # equal in both rows of a pair; GRPO sees only this
+            terms = [f"{term:+.3f}" for term in rollout.terms]
+            total = f"{sum(rollout.terms):+.3f}"
+            rows.append([rollout.tie, response, score, *terms, total])
+    normalised = [f"{key}, normalised" for key in keys]
+    head = ["tie", "response", "GRPO's sum", *normalised, "GDPO's sum"]
     tables: list[Table] = [(["different rewards", "GRPO advantages", "GDPO advantages"], [counts])]
-    return [*tables, (head, rows)] if rows else tables
+    if rows:
+        tables.append((head, rows))
+    return tables

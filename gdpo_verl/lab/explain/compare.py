@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import VARIANTS, Decomposition, apply_conditions, decompose
+from gdpo_verl.advantage import (
+    VARIANTS,
+    Decomposition,
+    EstimatorSettings,
+    Gate,
+    apply_conditions,
+    decompose,
+)
 from gdpo_verl.distinct import levels
+
+WITHOUT_EPSILON = EstimatorSettings(epsilon=0.0)
 
 
 @dataclass(frozen=True)
@@ -68,27 +77,30 @@ def decompose_group(
     Raises:
       ValueError: as `gdpo_advantages` and `apply_conditions`.
     """
+    settings = EstimatorSettings(
+        weights=weights,
+        ranges=None if highest is None else [(0.0, value) for value in highest],
+        gate=None if gate is None else Gate(gate),
+        variant=VARIANTS[variant],
+        # None means the whitening of each estimator: GDPO and the variant share one decomposition.
+        whiten=None if whiten else "none",
+    )
     return decompose(
         rewards,
         [0] * len(rewards),
         torch.ones(len(rewards)),
+        settings,
         conditioned=apply_conditions(rewards, list(keys), conditions or {}),
-        weights=weights,
-        # None means the whitening of each estimator: GDPO and the variant share one decomposition.
-        whiten=None if whiten else "none",
-        variant=VARIANTS[variant],
-        ranges=None if highest is None else [(0.0, value) for value in highest],
-        gate=gate,
     )
 
 
-def compare(names: Sequence[str], found: Decomposition) -> list[Rollout]:
+def compare(names: Sequence[str], decomposition: Decomposition) -> list[Rollout]:
     """Combine both advantages of each named rollout, the highest GDPO advantage first."""
-    grpo = found.grpo.tolist()
-    gdpo = found.gdpo.tolist()
-    rewards = [tuple(row) for row in found.rewards.tolist()]
-    scores = found.score.tolist()
-    terms = (found.terms * found.largest_weight).tolist()
+    grpo = decomposition.grpo.tolist()
+    gdpo = decomposition.gdpo.tolist()
+    rewards = [tuple(row) for row in decomposition.rewards.tolist()]
+    scores = decomposition.score.tolist()
+    terms = (decomposition.terms * decomposition.largest_weight).tolist()
     ties = find_ties(rewards, grpo, gdpo)
     return [
         Rollout(names[i], rewards[i], scores[i], tuple(terms[i]), grpo[i], gdpo[i], *ties[i])
@@ -118,11 +130,11 @@ def find_ties(
 def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
     """Return for each tie of GRPO the two rollouts whose GDPO advantages differ most."""
     pairs = []
-    for letter in dict.fromkeys(each.tie for each in group if each.tie):
+    for letter in dict.fromkeys(rollout.tie for rollout in group if rollout.tie):
         # The group is sorted by GDPO; among equal ones, take the first whose rewards differ.
-        first, *others = [each for each in group if each.tie == letter]
-        different = [each for each in others if each.rewards != first.rewards]
-        pairs.append((first, min(different, key=lambda each: each.gdpo)))
+        first, *others = [rollout for rollout in group if rollout.tie == letter]
+        different = [rollout for rollout in others if rollout.rewards != first.rewards]
+        pairs.append((first, min(different, key=lambda rollout: rollout.gdpo)))
     return pairs
 
 
@@ -146,7 +158,9 @@ def gaps_of_a_trade(group_size: int) -> Tensor:
     ]
     ids = torch.arange(len(groups)).repeat_interleave(group_size)
     rewards = torch.tensor(rows, dtype=torch.float64)
-    advantage = decompose(rewards, ids, epsilon=0.0).combined.reshape(len(groups), group_size)
+    advantage = decompose(rewards, ids, settings=WITHOUT_EPSILON).combined.reshape(
+        len(groups), group_size
+    )
     return (advantage[:, 0] - advantage[:, -1]).reshape(group_size - 1, group_size - 1)
 
 
@@ -179,8 +193,8 @@ def count_distinct(components: int, group_size: int) -> Counts:
         groups = advantage.reshape(len(picked), group_size).sort(dim=1).values
         return len(set(map(tuple, groups.round(decimals=9).tolist())))
 
-    found = decompose(rewards, ids, epsilon=0.0)
-    unscaled = replace(found, scale=False)
+    found = decompose(rewards, ids, settings=WITHOUT_EPSILON)
+    unscaled = replace(found, settings=replace(WITHOUT_EPSILON, scale=False))
     return Counts(len(picked), *map(distinct, (found.grpo, unscaled.grpo, found.combined)))
 
 

@@ -30,12 +30,12 @@ def styles(methods: Iterable[Method]) -> dict[Method, dict[str, Any]]:
     """Choose blue for kinds of GDPO and vermilion for kinds of GRPO; the first is a solid line."""
     # Colours show the kind and not the method, because readers compare the two kinds.
     seen: Counter[str] = Counter()
-    found = {}
+    chosen = {}
     for method in methods:
         color = BLUE if method.decoupled else VERMILION
-        found[method] = {"color": color, **_STYLES[seen[color]]}
+        chosen[method] = {"color": color, **_STYLES[seen[color]]}
         seen[color] += 1
-    return found
+    return chosen
 
 
 def curves(title: str, ylabel: str, lines: Mapping[Method, Tensor]) -> Markup:

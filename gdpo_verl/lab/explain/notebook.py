@@ -59,24 +59,25 @@ def row(widgets):
 def compared(rewards, keys, texts, *, why="", **options):
     """Show the bars, reasons and ties of a group; see `compare.decompose_group`."""
     try:
-        found = compare.decompose_group(rewards, keys, **options)
+        decomposition = compare.decompose_group(rewards, keys, **options)
     except ValueError as error:  # for example if all weights are 0: the reader sees the error
         return parts.no_advantages(error)
     variant = options.get("variant", "gdpo")
     others = {}  # GDPO's own advantages are in the bars anyway
     if variant != "gdpo":
-        others = dict(zip(texts, found.advantage.tolist(), strict=True))
-    group = compare.compare(list(texts), found)
+        others = dict(zip(texts, decomposition.advantage.tolist(), strict=True))
+    group = compare.compare(list(texts), decomposition)
     return parts.compared(group, texts, (variant, others), charts.ties(group, keys), why=why)
 
 
 @app.function
 def pictures(titles, ylabel, trainings):
     """Draw the curves of each quality of a task, under its title."""
-    return [
-        curves.curves(title, ylabel, {method: each.each(k) for method, each in trainings.items()})
-        for k, title in enumerate(titles)
-    ]
+    drawn = []
+    for k, title in enumerate(titles):
+        lines = {method: training.each(k) for method, training in trainings.items()}
+        drawn.append(curves.curves(title, ylabel, lines))
+    return drawn
 
 
 @app.function
@@ -143,13 +144,11 @@ def answers_form():
 def answers_shown(answers_chosen, answers_texts):
     _chosen = answers_chosen.value
     _worth = _chosen["worth"]
-    _rewards = torch.tensor(
-        [
-            [_chosen["verdicts"][f"{_key} {_name}"] * _worth[_key] for _key in examples.KEYS]
-            for _name in answers_texts
-        ],
-        dtype=torch.float64,
-    )
+    _verdicts = _chosen["verdicts"]
+    _rows = []
+    for _name in answers_texts:
+        _rows.append([_verdicts[f"{_key} {_name}"] * _worth[_key] for _key in examples.KEYS])
+    _rewards = torch.tensor(_rows, dtype=torch.float64)
     # With the scale of the page, because conditions apply before weights.
     _on = {"on": "correctness", "at_least": _worth["correctness"]}
     _shown = compared(
@@ -158,7 +157,7 @@ def answers_shown(answers_chosen, answers_texts):
         answers_texts,
         why=parts.why(),
         weights=list(_chosen["weights"].values()),
-        conditions={_key: _on for _key, _asked in _chosen["conditions"].items() if _asked},
+        conditions={_key: _on for _key, _checked in _chosen["conditions"].items() if _checked},
         whiten=_chosen["whiten"],
         variant=_chosen["variant"],
         highest=list(_worth.values()),
@@ -210,10 +209,9 @@ def ranking_form():
             )
         }
     )
-    _rows = [
-        row(ranking_chosen[f"{_name} {_key}"] for _key, *_ in examples.RANGES)
-        for _name in examples.RANKINGS
-    ]
+    _rows = []
+    for _name in examples.RANKINGS:
+        _rows.append(row(ranking_chosen[f"{_name} {_key}"] for _key, *_ in examples.RANGES))
     show("ranking-heading", parts.ranking_form(), *_rows)
     return (ranking_chosen,)
 
@@ -221,24 +219,21 @@ def ranking_form():
 @app.cell
 def ranking_shown(ranking_chosen):
     _keys = [_key for _key, *_ in examples.RANGES]
-    _rewards = torch.tensor(
-        [
-            [ranking_chosen.value[f"{_name} {_key}"] for _key in _keys]
-            for _name in examples.RANKINGS
-        ],
-        dtype=torch.float64,
-    )
+    _rows = []
+    for _name in examples.RANKINGS:
+        _rows.append([ranking_chosen.value[f"{_name} {_key}"] for _key in _keys])
+    _rewards = torch.tensor(_rows, dtype=torch.float64)
     _group = compare.compare(list(examples.RANKINGS), compare.decompose_group(_rewards, _keys))
     # For each reward: how many pairs each method orders as this reward does.
-    _columns = list(zip(*[_each.rewards for _each in _group], strict=True))
+    _columns = list(zip(*[_rollout.rewards for _rollout in _group], strict=True))
     _orders = {
-        "GRPO": [_each.grpo for _each in _group],
-        "GDPO": [_each.gdpo for _each in _group],
+        "GRPO": [_rollout.grpo for _rollout in _group],
+        "GDPO": [_rollout.gdpo for _rollout in _group],
     }
-    _alike = [
-        [_method, *[compare.orders_alike(_values, _column) for _column in _columns]]
-        for _method, _values in _orders.items()
-    ]
+    _alike = []
+    for _method, _values in _orders.items():
+        _counts = [compare.orders_alike(_values, _column) for _column in _columns]
+        _alike.append([_method, *_counts])
     _pairs = len(_group) * (len(_group) - 1) // 2
     _table = parts.table([f"of {_pairs} pairs, in the order of", *_keys], _alike)
     show("ranking", parts.bars(_group) + _table)
@@ -283,12 +278,10 @@ def skills_form():
 @app.cell
 def skills_shown(skills_chosen):
     cases = study.study_all(**skills_chosen.value)
-    _pictures = [
-        curves.curves(
-            _case.name, "slowest skill", {_m: _t.slowest for _m, _t in _case.trainings.items()}
-        )
-        for _case in cases
-    ]
+    _pictures = []
+    for _case in cases:
+        _slowest = {_method: _run.slowest for _method, _run in _case.trainings.items()}
+        _pictures.append(curves.curves(_case.name, "slowest skill", _slowest))
     # `cases` is passed to section 7, which would otherwise train all of it again.
     show("toy", parts.skills(_pictures, study.case_table(cases)))
     return (cases,)
@@ -326,8 +319,8 @@ def units_shown(units_chosen):
     _unit = units_chosen.value["unit"]
     _both = (toy.GRPO, toy.GDPO)
     _methods = (*_both, units.weighted(units_chosen.value["weight"]))
-    _found = {_m: units.training(_unit, _m) for _m in _methods}
-    _pictures = pictures(("First skill", "Other skill"), "success", _found)
+    _trainings = {_method: units.training(_unit, _method) for _method in _methods}
+    _pictures = pictures(("First skill", "Other skill"), "success", _trainings)
     _every = units.table(units.UNITS, _both)
     show("units", parts.units(_pictures, units.table([_unit], _methods), _every))
     return
@@ -354,9 +347,9 @@ def phantom_form():
 def phantom_shown(phantom_chosen):
     _right = phantom_chosen.value["right"]
     _remedy = phantom_chosen.value["remedy"]
-    _found = compare.decompose_group(phantom.rewards(_right), phantom.KEYS)
+    _decomposition = compare.decompose_group(phantom.rewards(_right), phantom.KEYS)
     _others = {} if _remedy == "none" else phantom.remedied(_right, _remedy)
-    _group = compare.compare(phantom.NAMES, _found)
+    _group = compare.compare(phantom.NAMES, _decomposition)
     show("phantom", parts.bars(_group, third=(_remedy, _others)))
     return
 
@@ -376,9 +369,9 @@ def phantoms_form():
 
 @app.cell
 def phantoms_shown(phantoms_chosen):
-    _found = phantom.trainings(**phantoms_chosen.value)
-    _pictures = pictures(("Correctness", "Brevity"), "probability", _found)
-    show("phantoms", parts.figures(_pictures) + parts.table(*phantom.table(_found)))
+    _trainings = phantom.trainings(**phantoms_chosen.value)
+    _pictures = pictures(("Correctness", "Brevity"), "probability", _trainings)
+    show("phantoms", parts.figures(_pictures) + parts.table(*phantom.table(_trainings)))
     return
 
 

@@ -55,13 +55,13 @@ def rewards(right: int) -> Tensor:
 
 def remedied(right: int, remedy: str) -> dict[str, float]:
     """Return GDPO's advantages with a remedy, by the names of the responses."""
-    found = decompose_group(
+    decomposition = decompose_group(
         rewards(right),
         KEYS,
         conditions=CONDITIONS if remedy == "condition" else None,
         gate=KEYS.index("correctness") if remedy == "gate" else None,
     )
-    return dict(zip(NAMES, found.gdpo.tolist(), strict=True))
+    return dict(zip(NAMES, decomposition.gdpo.tolist(), strict=True))
 
 
 # ---------------------------------------------------------------- a policy
@@ -79,10 +79,12 @@ def trainings(hard: int, size: int, weight: float) -> dict[Method, Training]:
     return {method: run(method) for method in methods}
 
 
-def table(found: Mapping[Method, Training]) -> Table:
+def table(results: Mapping[Method, Training]) -> Table:
     """Return head and rows: correctness per method at both ends, mean over seeds ± its error."""
-    rows = [
-        [method.name, *[str(over_seeds(each.each(0)[epoch])) for epoch in (0, -1)]]
-        for method, each in found.items()
-    ]
+    rows = []
+    for method, training in results.items():
+        correctness = training.each(0)
+        first = over_seeds(correctness[0])
+        last = over_seeds(correctness[-1])
+        rows.append([method.name, str(first), str(last)])
     return ["method", "correctness, first epoch", "last epoch"], rows

@@ -17,7 +17,7 @@ from gdpo_verl.lab.text import pinned
 PAGE = Path(__file__).with_name("notebook.py")
 
 
-def serve(*, port: int | None = None, browser: bool = True) -> NoReturn:
+def serve_page(*, port: int | None = None, browser: bool = True) -> NoReturn:
     """Run marimo's server on this machine until Ctrl-C; it prints the address.
 
     The address contains a token, so that other users of the machine cannot use the server. Without

@@ -83,7 +83,10 @@ def case_table(cases: Sequence[Case]) -> Table:
     for case in cases:
         for method, training in case.trainings.items():
             measures = training.mean, training.slowest
-            figures = [str(over_seeds(each[epoch])) for epoch in CHECKPOINTS for each in measures]
+            figures = []
+            for epoch in CHECKPOINTS:
+                for measure in measures:
+                    figures.append(str(over_seeds(measure[epoch])))
             rows.append([case.name, method.name, *figures])
     return head, rows
 

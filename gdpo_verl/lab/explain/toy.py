@@ -25,7 +25,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import NOISE_FLOOR, apply_conditions, decompose
+from gdpo_verl.advantage import (
+    NOISE_FLOOR,
+    EstimatorSettings,
+    Gate,
+    apply_conditions,
+    decompose,
+)
 
 EPOCHS = 150
 # With enough seeds every difference is significant, even one that does not matter.
@@ -121,12 +127,14 @@ class Method:
         rows = rewards.reshape(-1, rewards.shape[3])
         names = [str(k) for k in range(rewards.shape[3])]
         on_first = {name: {"on": names[0], "at_least": 1.0} for name in names[1:]}
+        settings = EstimatorSettings(
+            weights=self.weights or None, gate=Gate(0) if self.gated else None
+        )
         found = decompose(
             rows,
             torch.arange(len(rows)) // rewards.shape[2],  # every G rows are a group, for all seeds
+            settings=settings,
             conditioned=apply_conditions(rows, names, on_first if self.conditioned else {}),
-            weights=self.weights or None,
-            gate=0 if self.gated else None,
         )
         # The sum over the rewards is in units of the largest weight; GRPO's advantage is not.
         values = found.combined * found.largest_weight if self.decoupled else found.grpo

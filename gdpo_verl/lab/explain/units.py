@@ -27,17 +27,18 @@ def weighted(weight: float) -> Method:
 
 def averages(unit: float, method: Method) -> tuple[Figure, Figure]:
     """Return the means of both skills over all epochs."""
-    found = training(unit, method)
-    first, other = (over_seeds(found.each(k).mean(dim=0)) for k in range(2))
+    skills = training(unit, method)
+    first = over_seeds(skills.each(0).mean(dim=0))
+    other = over_seeds(skills.each(1).mean(dim=0))
     return first, other
 
 
 def table(units: Sequence[float], methods: Sequence[Method]) -> Table:
     """Return head and rows: the averages of both skills at each scale, mean ± its error."""
     head = ["scale of the first", "method", "first skill, all epochs", "other skill, all epochs"]
-    rows = [
-        [number(unit), method.name, *map(str, averages(unit, method))]
-        for unit in units
-        for method in methods
-    ]
+    rows = []
+    for unit in units:
+        for method in methods:
+            first, other = averages(unit, method)
+            rows.append([number(unit), method.name, str(first), str(other)])
     return head, rows

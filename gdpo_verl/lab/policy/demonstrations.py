@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from gdpo_verl.lab.tasks import prompt
@@ -140,8 +140,10 @@ def next_turn(problem: Example, rng: random.Random) -> Example:
     calls = problem.calls[done : done + 1]
     if calls and rng.random() < 0.1:  # this turn corrects a call that the tool rejected
         made.append(_refused(calls[0]))
-    texts = [text for each in made for text in (written(each), told(each))]
-    turns = [{"role": "tool" if n % 2 else "assistant", "content": t} for n, t in enumerate(texts)]
+    turns = []
+    for call in made:
+        turns.append({"role": "assistant", "content": written(call)})
+        turns.append({"role": "tool", "content": told(call)})
     truth = written(calls[0]) if calls else f"{OPEN}{problem.ground_truth}{CLOSE}"
     return Example(problem.question, [*problem.messages, *turns], truth, calls)
 
@@ -159,6 +161,14 @@ def _miscopied(call: Call, rng: random.Random) -> Call:
     return name, {**arguments, key: rng.choice(names) if names else type(value)(number)}
 
 
+def _last_call(messages: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the last call, which comes before its tool's result; none where a rollout begins."""
+    turns = messages[2:]
+    if len(turns) < 2:
+        return []
+    return [turns[-2]["content"]]
+
+
 def demonstrate_turn(
     example: Example, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
@@ -168,8 +178,7 @@ def demonstrate_turn(
     again; the answer is replaced by another number, or the last call again.
     """
     text = example.ground_truth
-    # The last call comes before its tool's result; a rollout that begins has none.
-    last = [each["content"] for each in example.messages[2:][-2:-1]]
+    last = _last_call(example.messages)
     if rng.random() < flawed_content:
         wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
         for call in example.calls:  # one call, or none where the answer comes next

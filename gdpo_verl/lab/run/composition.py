@@ -87,14 +87,15 @@ def require_recipe(recipe: str, directory: Path | None = None) -> Path:
     recipes = directory or recipes_directory()
     file = recipes / f"{recipe}.yaml"
     if not file.exists():
-        found = recipes.rglob("*.yaml") if directory else recipes.glob("*/g[dr]po*.yaml")
-        known = sorted(str(each.relative_to(recipes).with_suffix("")) for each in found)
+        files = recipes.glob("*/g[dr]po*.yaml")
+        where = ""
+        if directory:
+            files = recipes.rglob("*.yaml")
+            where = f" in {directory}"
+        names = sorted(str(path.relative_to(recipes).with_suffix("")) for path in files)
         of_task = f"{recipe.lower()}/gdpo"  # a task's name alone
-        meant = did_you_mean(of_task if of_task in known else recipe, known)
-        raise RecipeError(
-            f"recipe: {recipe!r} does not exist{f' in {directory}' if directory else ''}; there "
-            f"are {known}.{meant}"
-        )
+        meant = did_you_mean(of_task if of_task in names else recipe, names)
+        raise RecipeError(f"recipe: {recipe!r} does not exist{where}; there are {names}.{meant}")
     return file
 
 
@@ -104,7 +105,10 @@ def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VER
         OmegaConf.load(require_recipe(recipe, directory)), "hydra.searchpath"
     )
     places = dict.fromkeys([*(written or []), _VERLS, _OURS])
-    quoted = (f"'{verls if place == _VERLS else place}'" for place in places)
+    quoted = []
+    for place in places:
+        address = verls if place == _VERLS else place
+        quoted.append(f"'{address}'")
     return f"hydra.searchpath=[{','.join(quoted)}]"
 
 
@@ -156,20 +160,23 @@ def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | No
 
 def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[Any, Any]]:
     """Return the keys that decide what a run learns and that differ, with both values."""
-    old, new = (
-        dict(flattened("", OmegaConf.to_container(c, resolve=False))) for c in (before, after)
-    )
+    old = dict(flattened("", OmegaConf.to_container(before, resolve=False)))
+    new = dict(flattened("", OmegaConf.to_container(after, resolve=False)))
     # The number of steps is among them where the learning rate depends on it.
     optim = after.actor_rollout_ref.actor.optim
     warms_up = optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0
     steps: tuple[str, ...] = ()
     if optim.lr_scheduler_type != "constant" or warms_up:
         # Where the steps are given, the epochs only limit them.
-        given = after.trainer.total_training_steps is not None
-        steps = _STEPS[:1] if given else _STEPS
-    return {
-        key: (old.get(key, "not set"), new.get(key, "not set"))
-        for key in sorted(old | new)
-        if old.get(key) != new.get(key)
-        and (key in steps or not any(fnmatch.fnmatchcase(key, each) for each in NOT_SCIENCE))
-    }
+        steps_are_set = after.trainer.total_training_steps is not None
+        steps = _STEPS[:1] if steps_are_set else _STEPS
+    changed = {}
+    for key in sorted(old | new):
+        differs = old.get(key) != new.get(key)
+        if differs and (key in steps or _is_science(key)):
+            changed[key] = (old.get(key, "not set"), new.get(key, "not set"))
+    return changed
+
+
+def _is_science(key: str) -> bool:
+    return not any(fnmatch.fnmatchcase(key, pattern) for pattern in NOT_SCIENCE)

@@ -264,7 +264,8 @@ def _resume_step(recipe: str, run: Path) -> int:
     for sentence in skipped:
         print_status(f"{recipe}: {sentence}")
     if step or skipped:
-        print_status(f"{recipe}: resumes from {f'step {step}' if step else 'the beginning'}")
+        place = f"step {step}" if step else "the beginning"
+        print_status(f"{recipe}: resumes from {place}")
     return step
 
 
@@ -330,7 +331,7 @@ def composed(
     """
     paths = _path_overrides(run.resolve())
     config = compose(recipe, [*paths, *overrides], config_dir)
-    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    overridden = {override.lstrip("+").partition("=")[0] for override in overrides}
     chosen: dict[str, Any] = {}
     if config.trainer.device == "cpu":
         if not joins_cluster(config):
@@ -349,7 +350,7 @@ def composed(
             of_one_node = OmegaConf.select(config, key)
             if of_one_node is not None:  # else verl chooses for all of them
                 chosen[key] = of_one_node * config.trainer.nnodes
-    added = [f"++{key}={value}" for key, value in chosen.items() if key not in given]
+    added = [f"++{key}={value}" for key, value in chosen.items() if key not in overridden]
     complete = [*added, *overrides]
     config = compose(recipe, [*paths, *complete], config_dir) if added else config
     least = chosen.get(cpu_settings.BUCKET, 0)

@@ -57,11 +57,11 @@ def load_shape(model: Any) -> Shape | None:
     try:
         if not has_configuration(model.path):
             return None
-        found = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
+        architecture = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
         with torch.device("meta"):  # counted, not made
-            empty = AutoModelForCausalLM.from_config(found, trust_remote_code=remote_code)
+            empty = AutoModelForCausalLM.from_config(architecture, trust_remote_code=remote_code)
         weights = sum(parameter.numel() for parameter in empty.parameters())
-        return Shape(weights, found.get_text_config().vocab_size)
+        return Shape(weights, architecture.get_text_config().vocab_size)
     except Exception:
         return None  # whether the model can be loaded at all is verl's to say
 

@@ -37,15 +37,8 @@ def check_machine(config: Any) -> None:
             "with hardware=cpu, submit the recipe to a Ray cluster (scripts/submit.sh), or run "
             "`gdpo-verl doctor`."
         )
-    # With the variable set, verl leaves trainer.device as the hardware recipe has it.
-    for_gpus = os.environ.get("VERL_PLATFORM") == "cpu" and config.trainer.device == "cuda"
-    given = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
-    if platform == "cpu" and (for_gpus if given is None else given < devices):
-        raise ValueError(
-            "ray_kwargs.ray_init.num_gpus: with VERL_PLATFORM=cpu expected as many logical devices "
-            f"as trainer.n_gpus_per_node={devices}, for which verl would wait, found {given}. "
-            "Train with hardware=cpu, or set it; to train on GPUs, unset VERL_PLATFORM."
-        )
+    if platform == "cpu":
+        _check_logical_devices(config)
     rollouts = config.actor_rollout_ref.rollout.name
     if rollouts == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(
@@ -53,6 +46,23 @@ def check_machine(config: Any) -> None:
             f"{install_vllm()}."
         )
     check_data_files(config.data)
+
+
+def _check_logical_devices(config: Any) -> None:
+    devices = config.trainer.n_gpus_per_node
+    logical = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
+    if logical is None:
+        # With the variable set, verl leaves trainer.device as the hardware recipe has it.
+        by_variable = os.environ.get("VERL_PLATFORM") == "cpu"
+        too_few = by_variable and config.trainer.device == "cuda"
+    else:
+        too_few = logical < devices
+    if too_few:
+        raise ValueError(
+            "ray_kwargs.ray_init.num_gpus: with VERL_PLATFORM=cpu expected as many logical devices "
+            f"as trainer.n_gpus_per_node={devices}, for which verl would wait, found {logical}. "
+            "Train with hardware=cpu, or set it; to train on GPUs, unset VERL_PLATFORM."
+        )
 
 
 def check_data_files(data: Any, *keys: str) -> None:

@@ -39,12 +39,14 @@ def terminate(driver: subprocess.Popen[bytes]) -> None:
             driver.wait(GRACE_SECONDS)
     # Without a driver, Ray's agents live on for a minute, and vLLM's processes until they notice.
     deadline = time.monotonic() + GRACE_SECONDS  # one that waits for a disk cannot be killed
-    while (left := _session(driver.pid)) and time.monotonic() < deadline:
+    left = _session(driver.pid)
+    while left and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         driver.poll()
         time.sleep(0.1)
+        left = _session(driver.pid)
     driver.wait()
 
 
@@ -53,11 +55,11 @@ def _session(leader: int) -> list[int]:
 
     No other session gets its number while one of them is there.
     """
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             # proc(5): after the name, which may hold anything, are state, parent, group, session.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state != "Z":
-                found.append(int(entry.name))
-    return found
+                processes.append(int(entry.name))
+    return processes

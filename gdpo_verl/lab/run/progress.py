@@ -125,12 +125,17 @@ class _State:
         if only_validation(data):
             self.answered = True
             return
-        self.recent = dict([*self.recent.items(), (step, data)][-MANY_STEPS - 1 :])
+        self.recent[step] = data
+        while len(self.recent) > MANY_STEPS + 1:
+            oldest = next(iter(self.recent))
+            del self.recent[oldest]
         yield self.place + self.describe()
         keys = dict.fromkeys(key for metrics in self.recent.values() for key in metrics)
         components = [name for name in map(MEAN.name_in, keys) if name is not None]
-        found = find_alerts(self.recent, components)
-        alerts = {(a.component, a.kind): a for a in found if a.ongoing}
+        alerts = {}
+        for alert in find_alerts(self.recent, components):
+            if alert.ongoing:
+                alerts[alert.component, alert.kind] = alert
         for key, alert in alerts.items():
             if key not in self.alerts:
                 yield f"alert: {alert}. {alert.advice}"

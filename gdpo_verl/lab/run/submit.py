@@ -140,8 +140,10 @@ def absolute(
         whole = [_from_here(key, file, working_dir) for file in files]
         if whole != files:
             texts = [quoted(file) for file in whole]
-            one = isinstance(OmegaConf.select(config, key), str)
-            added.append(f"{key}={texts[0] if one else '[' + ','.join(texts) + ']'}")
+            value = f"[{','.join(texts)}]"
+            if isinstance(OmegaConf.select(config, key), str):
+                value = texts[0]
+            added.append(f"{key}={value}")
     return [*overrides, *added]
 
 
@@ -166,10 +168,10 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
 def _variables(env: Sequence[str]) -> dict[str, str]:
     variables = {}
     for entry in env:
-        name, given, value = entry.partition("=")
-        if not given and name not in os.environ:
+        name, equals, value = entry.partition("=")
+        if not equals and name not in os.environ:
             raise SubmitError(f"--env: {name} is not set here; set it, or give {name}=VALUE")
-        variables[name] = value if given else os.environ[name]
+        variables[name] = value if equals else os.environ[name]
     return variables
 
 

@@ -52,7 +52,7 @@ class Setting:
     def whiten(self) -> str:
         """The unit of the whitening: `token`, `sequence` or `none`."""
         config = self.objective.config
-        return config.whiten or config.chosen_variant.whiten
+        return config.estimator.whiten or config.chosen_variant.whiten
 
     @property
     def column(self) -> str:
@@ -157,9 +157,9 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
             f"from rewards alone, found {estimator!r}"
         )
     config = GdpoConfig.from_algorithm(algorithm)
-    over = config.whiten or config.chosen_variant.whiten
+    over = config.estimator.whiten or config.chosen_variant.whiten
     if over == "token" and not source.counts_tokens:
-        config = replace(config, whiten="sequence")
+        config = replace(config, estimator=replace(config.estimator, whiten="sequence"))
     # The rows hold the derived components of their run, which no reward function returned.
     components = [each for each in source.components if each.name not in config.derived]
     returned = [each.name for each in components]
@@ -185,7 +185,7 @@ def _closest_of_trl(source: Source, batch: Batch, asked: Objective | None) -> Se
         algorithms += [each | {"gdpo_reward_weights": weights} for each in _TRLS]
     settings = [setting_of(each, source) for each in algorithms]
     for each in list(settings):
-        if not each.objective.config.scale:
+        if not each.objective.config.estimator.scale:
             settings.append(replace(each, by_batch=True))
     return min(settings, key=difference)
 
@@ -201,9 +201,11 @@ def grpo_of_score(
     Args:
       score: float64, shape (B,), in reward units.
     """
-    config = setting.objective.config
     groups = decomposition.groups
-    normal = group_normalize(score[:, None], groups, epsilon=config.epsilon, scale=config.scale)
+    estimator = setting.objective.config.estimator
+    normal = group_normalize(
+        score[:, None], groups, epsilon=estimator.epsilon, scale=estimator.scale
+    )
     components = group_normalize(decomposition.rewards.nan_to_num(0.0), groups, scale=False)
     target = group_normalize(score[:, None], groups, scale=False)
     weights = torch.linalg.lstsq(components, target, driver="gelsd").solution

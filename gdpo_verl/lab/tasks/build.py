@@ -143,8 +143,8 @@ def sift(
 
 
 def _refusal(name: str, source: RecordSource, sifted: Sifted) -> str:
-    given = source.provenance.get("path") or source.provenance.get("hub")
-    where = f"--from: {given!r}" if given else name
+    origin = source.provenance.get("path") or source.provenance.get("hub")
+    where = f"--from: {origin!r}" if origin else name
     how = ", ".join(f"{count} {kind}" for kind, count in sifted.kinds.items()) or "none"
     elsewhere = f" and {sifted.others.total()} belong to another task" if sifted.others else ""
     shown = [f"\n  {row['file']} row {row['row']}: {row['reason']}" for row in sifted.rejected[:3]]

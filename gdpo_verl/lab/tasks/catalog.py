@@ -32,10 +32,10 @@ class DataSet:
 @cache
 def data_sets() -> Mapping[str, DataSet]:
     """Every data set by its name, as the folders of the recipes declare them."""
-    found: dict[str, DataSet] = {}
+    by_name: dict[str, DataSet] = {}
     for folder in pkgutil.iter_modules(recipes.__path__, f"{recipes.__name__}."):
-        found |= importlib.import_module(folder.name).DATA_SETS
-    return found
+        by_name |= importlib.import_module(folder.name).DATA_SETS
+    return by_name
 
 
 def prepare(

@@ -25,7 +25,7 @@ _MAX_DUPLICATES_IN_A_ROW = 10_000
 Draw = Callable[[random.Random], Example]
 
 
-def split_of(question: str) -> str:
+def split_of_question(question: str) -> str:
     """Assign a question to its split: one in eight is validation."""
     digest = hashlib.sha256(question.encode()).digest()
     return "validation" if digest[0] % 8 == 0 else "train"
@@ -33,9 +33,10 @@ def split_of(question: str) -> str:
 
 def draw_of(split: str, draw: Draw, rng: random.Random) -> Example:
     """Draw until the question belongs to ``split``."""
-    while split_of((example := draw(rng)).question) != split:
-        pass
-    return example
+    while True:
+        example = draw(rng)
+        if split_of_question(example.question) == split:
+            return example
 
 
 def examples(name: str, split: str, draw: Draw, seed: int) -> Iterator[Example]:
@@ -86,13 +87,14 @@ def write(
 
     def records() -> Iterator[Record]:
         for split, size in (("train", train), ("validation", validation)):
-            for number, each in enumerate(islice(examples(name, split, draw, seed), size)):
+            drawn = islice(examples(name, split, draw, seed), size)
+            for number, example in enumerate(drawn):
                 row = make_row(
                     name,
-                    each.messages,
-                    each.ground_truth,
+                    example.messages,
+                    example.ground_truth,
                     ability=ability,
-                    extra_info=each.extra_info,
+                    extra_info=example.extra_info,
                 )
                 yield Record(source, number, split, row)
 

@@ -89,5 +89,5 @@ def messages(
 def reference_answer(thought: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Write the ground truth: a thought, then a line for each (name, parameters) of ``calls``."""
     objects = [{"name": name, "parameters": parameters} for name, parameters in calls]
-    lines = "\n".join(json.dumps(each, ensure_ascii=False) for each in objects)
+    lines = "\n".join(json.dumps(value, ensure_ascii=False) for value in objects)
     return f"{THINK} {thought} {END_THINK}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"

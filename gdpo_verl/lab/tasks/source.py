@@ -79,10 +79,11 @@ def open_source(source: str, *, config: str | None = None) -> RecordSource:
     return _open_hub(source, config)
 
 
-def split_of(path: Path) -> str | None:
+def split_of_file(path: Path) -> str | None:
     """The split that a file's name says, else its folder's."""
     for name in (path.stem, *reversed(path.parts[:-1])):
-        if match := _SPLIT_NAME.fullmatch(name.lower()):
+        match = _SPLIT_NAME.fullmatch(name.lower())
+        if match:
             return _SPLITS[match[1]]
     return None
 
@@ -90,7 +91,7 @@ def split_of(path: Path) -> str | None:
 # ------------------------------------------------------------------ files
 
 
-def _open_path(path: Path, given: str, config: str | None) -> RecordSource:
+def _open_path(path: Path, source: str, config: str | None) -> RecordSource:
     left_out: list[Path] = []
     if path.is_dir():
         root = path / config if config and (path / config).is_dir() else path
@@ -99,10 +100,10 @@ def _open_path(path: Path, given: str, config: str | None) -> RecordSource:
         root, files = path.parent, [path]
     else:
         raise ValueError(
-            f"--from: expected a file that ends in one of {sorted(_READERS)}, found {given!r}"
+            f"--from: expected a file that ends in one of {sorted(_READERS)}, found {source!r}"
         )
     digests = {file.relative_to(root).as_posix(): sha256(file) for file in files}
-    provenance: dict[str, Any] = {"path": given, "files": digests}
+    provenance: dict[str, Any] = {"path": source, "files": digests}
     if left_out:
         provenance["files_left_out"] = [file.relative_to(root).as_posix() for file in left_out]
     # The name of a single file was the user's choice, and says nothing of a split.
@@ -111,27 +112,29 @@ def _open_path(path: Path, given: str, config: str | None) -> RecordSource:
 
 def _choose(root: Path) -> tuple[list[Path], list[Path]]:
     """The files to read, and those left out since others are named after splits."""
-    found = [
-        file
-        for file in sorted(root.rglob("*"), key=lambda file: file.relative_to(root).as_posix())
-        if file.suffix in _READERS
-        and file.name.removesuffix(".json") not in _NO_DATA
-        and not any(part.startswith((".", "_")) for part in file.relative_to(root).parts)
-    ]
-    files = [file for file in found if split_of(file.relative_to(root))] or found
+    by_place = {file.relative_to(root).as_posix(): file for file in root.rglob("*")}
+    readable = [by_place[place] for place in sorted(by_place) if _holds_rows(Path(place))]
+    files = [file for file in readable if split_of_file(file.relative_to(root))] or readable
     kinds = sorted({file.suffix for file in files})
     if len(kinds) != 1:
         raise ValueError(
             f"--from: expected files of one kind in {str(root)!r} (one of {sorted(_READERS)}), "
             f"found {kinds or 'none'}. Give one file, or the folder that holds the data."
         )
-    return files, [file for file in found if file not in files]
+    return files, [file for file in readable if file not in files]
+
+
+def _holds_rows(place: Path) -> bool:
+    """Whether a file may hold rows, by its path in the folder of the source."""
+    is_hidden = any(part.startswith((".", "_")) for part in place.parts)
+    is_data = place.name.removesuffix(".json") not in _NO_DATA
+    return place.suffix in _READERS and is_data and not is_hidden
 
 
 def _read_files(files: list[Path], root: Path, *, splits: bool) -> Iterator[Record]:
     for file in files:
         place = file.relative_to(root)
-        split = split_of(place) if splits else None
+        split = split_of_file(place) if splits else None
         row = 0
         try:
             for row, values in enumerate(_READERS[file.suffix](file)):
@@ -206,10 +209,11 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
         raise ValueError(f"--from: cannot read {source!r}: {first_line(error)}") from error
     if not commit:  # `datasets` names the folder of its cache after it
         files = [Path(file["filename"]) for rows in splits.values() for file in rows.cache_files]
-        commits = {each.parent.name for each in files if _COMMIT.fullmatch(each.parent.name)}
+        folders = {file.parent.name for file in files}
+        commits = [name for name in folders if _COMMIT.fullmatch(name)]
         commit = min(commits, default=None)
     records = (
-        Record(f"{hub_id}:{name}", row, split_of(Path(str(name))), values)
+        Record(f"{hub_id}:{name}", row, split_of_file(Path(str(name))), values)
         for name, rows in splits.items()
         for row, values in enumerate(rows)
     )
@@ -217,10 +221,10 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
 
 
 @contextmanager
-def hub_errors(option: str, given: str, kind: Literal["data set", "model"]) -> Iterator[None]:
+def hub_errors(option: str, source: str, kind: Literal["data set", "model"]) -> Iterator[None]:
     """Raise ConnectionError, with the remedy, where the hub cannot be reached or rejects it.
 
-    ``option`` is the one that named ``given``, a hub id, if need be with ``@`` and a revision.
+    ``option`` is the one that named ``source``, a hub id, if need be with ``@`` and a revision.
     """
     import httpx
     from huggingface_hub import errors
@@ -229,14 +233,14 @@ def hub_errors(option: str, given: str, kind: Literal["data set", "model"]) -> I
         yield
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise ConnectionError(
-            f"{option}: the hub rejects {given!r}: {first_line(error)}. Is the id right? It is not "
-            f"a path here either. For a private or gated {kind}, log in with `hf auth login` and "
-            "accept its terms."
+            f"{option}: the hub rejects {source!r}: {first_line(error)}. Is the id right? It is "
+            f"not a path here either. For a private or gated {kind}, log in with `hf auth login` "
+            "and accept its terms."
         ) from error
     except (OSError, httpx.HTTPError) as error:
         download = "hf download" + (" --repo-type dataset" if kind == "data set" else "")
         raise ConnectionError(
-            f"{option}: cannot load {given!r} from the hub: {first_line(error)}. It is not a path "
-            f"here either. Without a network: `{download} {given.partition('@')[0]} --local-dir "
+            f"{option}: cannot load {source!r} from the hub: {first_line(error)}. It is not a path "
+            f"here either. Without a network: `{download} {source.partition('@')[0]} --local-dir "
             f"DIR` where there is one, copy DIR here, and give DIR."
         ) from error

@@ -47,7 +47,7 @@ def buffer_of(step: Callable[[], int] = lambda: 1, **settings: Any) -> Any:
         train_batch_size=1,
         gen_batch_size=1,
     )
-    filter_by_components(buffer, trainer_of(config).gdpo_seam.objective, step)
+    filter_by_components(buffer, trainer_of(config).gdpo_hooks.objective, step)
     return buffer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_verl import advantages, put, recipe, trainer_of
 from fake_verl import emptied as emptied
-from test_seam import rejecting
+from test_trainer_hooks import rejecting
 
 from gdpo_verl import advantages_of
 from gdpo_verl.config import GdpoConfig
@@ -46,8 +46,8 @@ INFOS = [each for _, _, each in ROWS]
 def trainer_for(config: Any) -> Any:
     trainer = trainer_of(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
-    seam = trainer.gdpo_seam
-    trainer.gdpo_seam = type(seam)(config, settings.resolve(reward.components))  # type: ignore[attr-defined]
+    hooks = trainer.gdpo_hooks
+    trainer.gdpo_hooks = type(hooks)(config, settings.resolve(reward.components))  # type: ignore[attr-defined]
     return trainer
 
 
@@ -94,7 +94,7 @@ def test_each_turn_has_what_the_pure_function_says(queue: Any, settings: dict[st
     spread = (3 * math.sqrt(0.5)) / 3  # 1 0 | 1 0 | 0 1
     assert metrics["gdpo/format/turn_spread"] == pytest.approx(spread)
 
-    columns = trainer.gdpo_seam.dump.columns(batch.keys[:6])
+    columns = trainer.gdpo_hooks.dump.columns(batch.keys[:6])
     assert columns["format"] == [1.0, 1.0, 1.0, 1.0, None, None]
     assert columns["format_by_turn"] == [[1, 0], [1, 0], [0, 1, None], [1], None, []]
     assert columns["response_tokens_by_turn"] == TOKENS
@@ -151,7 +151,7 @@ def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue: Any)
     ]
     batch = put(queue, rows_of(rows))
     turns = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
-    answer = GdpoConfig(credit="answer").resolve(reward.components)  # type: ignore[attr-defined]
+    answer = turns.of_answers()
     assert set(_silent_groups(batch.keys, "train", turns, 1)) == {"d"}
     assert set(_silent_groups(batch.keys, "train", answer, 1)) == {"c", "d"}
     assert [len(mask) for mask in response_masks(batch.keys, "train")] == [3] * 4

@@ -5,50 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fake_verl import word_tokenizer
 from gdpo_verl.recipes.code import rows as eurus2_code
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.math_length import rows as deepscaler
 from gdpo_verl.recipes.tool_call import rows as rlla
+from prepared import rejected, truths, write, written
 from tokenizers import pre_tokenizers
 
 from gdpo_verl.lab import cli
 from gdpo_verl.lab.tasks import build, catalog, prompt
 from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
-
-COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
-
-
-def write(path, rows):
-    """Write rows as the name's ending says, or a text as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(rows, str):
-        path.write_text(rows)
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
-def written(out_dir, split):
-    table = pq.read_table(out_dir / f"{split}.parquet")
-    assert table.column_names == COLUMNS
-    return list(table.to_pylist())
-
-
-def truths(out_dir, split):
-    return [row["reward_model"]["ground_truth"] for row in written(out_dir, split)]
-
-
-def rejected(provenance):
-    return [(row["row"], row["kind"]) for row in provenance["rejected"]]
 
 
 def problem(number):
@@ -70,37 +39,37 @@ def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_
     gsm8k.prepare(out, source=source, seed=5, validation=9)
     assert truths(out, "train") == ["2", "1,000"]
     assert truths(out, "validation") == ["3"]
-    row = written(out, "train")[1]
-    assert row["data_source"] == "gsm8k"
-    assert row["prompt"] == [*gsm8k.turns(), {"role": "user", "content": "How much?"}]
-    info = {"index": 1, "split": "train", "file": "train.jsonl", "row": 1}
-    assert row["extra_info"] == info
-
+    assert written(out, "train")[1] == {
+        "data_source": "gsm8k",
+        "prompt": [*gsm8k.turns(), {"role": "user", "content": "How much?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "1,000"},
+        "extra_info": {"index": 1, "split": "train", "file": "train.jsonl", "row": 1},
+    }
     found = json.loads((out / "provenance.json").read_text())
     assert found["source"]["path"] == source
     assert list(found["source"]["files"]) == ["test.jsonl", "train.jsonl", "validation.jsonl"]
-    assert all(len(digest) == 64 for digest in found["source"]["files"].values())
+    assert {len(digest) for digest in found["source"]["files"].values()} == {64}
     assert found["splits"] == {"train": "train", "validation": "validation"}
     settings = {"seed": 5, "validation": 9, "model": None, "max_prompt_length": None}
     assert found["settings"] == settings
     counts = {"read": 4, "kept": 3, "rejected": {}, "of_unused_splits": {"test": 1}}
-    assert found["counts"] == {**counts, "other_tasks": {}}
+    assert found["counts"] == counts | {"other_tasks": {}}
 
 
-def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(tmp_path):
+@pytest.mark.parametrize("shots", [0, 4])
+def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(tmp_path, shots):
     source = write(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
-    # That the worked ones earn everything, too: tests/lab/test_data.py.
+    assert gsm8k.prepare(tmp_path / "out", source=source, shots=shots)["shots"] == shots
+    for split in ("train", "validation"):
+        *before, last = written(tmp_path / "out", split)[0]["prompt"]
+        assert before[0] == {"role": "system", "content": gsm8k.SYSTEM}
+        assert [turn["role"] for turn in before[1:]] == ["user", "assistant"] * shots
+        assert last["content"].startswith("What is")
+    # What the system message shows earns everything, as the worked examples do (test_data.py).
     text = gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000")
     for strict in (True, False):
         assert gsm8k_reward.compute_score("gsm8k", text, "1000", strict=strict)["score"] == 3.0
-    for shots in (0, 4):
-        out_dir = tmp_path / str(shots)
-        assert gsm8k.prepare(out_dir, source=source, shots=shots)["shots"] == shots
-        for split in ("train", "validation"):
-            *before, last = written(out_dir, split)[0]["prompt"]
-            assert before[0] == {"role": "system", "content": gsm8k.SYSTEM}
-            assert [turn["role"] for turn in before[1:]] == ["user", "assistant"] * shots
-            assert last["content"].startswith("What is")
 
 
 # --- DeepScaleR -----------------------------------------------------------------------
@@ -111,7 +80,6 @@ def test_deepscaler_has_a_tenth_held_out_of_what_is_left(tmp_path):
     del rows[9]["answer"]
     provenance = deepscaler.prepare(tmp_path / "out", source=write(tmp_path / "in.json", rows))
     assert rejected(provenance) == [(9, "columns")]
-    assert (provenance["counts"]["read"], provenance["counts"]["kept"]) == (20, 19)
     train, (row,) = written(tmp_path / "out", "train"), written(tmp_path / "out", "validation")
     assert [row["extra_info"]["index"] for row in train] == list(range(18))
     assert "1 rows held out of train" in provenance["splits"]["validation"]
@@ -189,16 +157,15 @@ def published(number, split, ability="math"):
 
 
 def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
-    rows = {"train": [published(7, "train"), published(3, "train")]}
-    rows["test"] = [published(0, "test")]
-    for split in rows:
-        write(tmp_path / f"in/{split}.jsonl", rows[split])
+    train = [published(7, "train"), published(3, "train")]
+    write(tmp_path / "in/train.jsonl", train)
+    write(tmp_path / "in/test.jsonl", [published(0, "test")])
     rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
-    assert written(tmp_path / "out", "train") == rows["train"]
-    assert written(tmp_path / "out", "validation") == rows["test"]
+    assert written(tmp_path / "out", "train") == train
+    assert written(tmp_path / "out", "validation") == [published(0, "test")]
 
-    (tmp_path / "raw.json").write_text(json.dumps([calling(n) for n in range(10)]))
-    rlla.prepare(tmp_path / "raw", source=str(tmp_path / "raw.json"))
+    raw = [calling(number) for number in range(10)]
+    rlla.prepare(tmp_path / "raw", source=write(tmp_path / "raw.json", raw))
     (row,) = written(tmp_path / "raw", "validation")
     number = int(row["prompt"][1]["content"].split()[2].rstrip("."))
     expected = published(number, "validation", "tool_call")
@@ -212,7 +179,8 @@ def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp
         pytest.skip("ToolRL's dialogues are not here")
     provenance = rlla.prepare(tmp_path / "out", source=str(file))
     assert provenance["rejected"] == []
-    assert [len(truths(tmp_path / "out", each)) for each in ("train", "validation")] == [360, 40]
+    assert len(truths(tmp_path / "out", "train")) == 360
+    assert len(truths(tmp_path / "out", "validation")) == 40
     (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
     assert "**Available Tools**" in frame.header
     assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
@@ -248,7 +216,7 @@ def rows_of(*prompts):
 
 
 def test_a_tenth_is_held_out_at_most_whatever_the_order_and_rows_of_one_prompt_together():
-    rows = rows_of(*(f"q{n}" for n in range(40)))
+    rows = rows_of(*map(str, range(40)))
     train, held_out = build.hold_out(rows, 512, seed=0)
     assert (len(train), len(held_out)) == (36, 4)
     assert build.hold_out(rows[::-1], 512, seed=0)[1] == held_out[::-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gdpo_verl.recipes.math_length.benchmarks import SETS
 from gdpo_verl.recipes.math_length.rows import REQUEST
-from test_prepare import rejected, truths, write, written
+from prepared import rejected, truths, write, written
 
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import catalog
@@ -60,8 +60,8 @@ def test_each_layout_becomes_questions_with_the_recipes_prompt(name, tmp_path, m
 
 
 def test_the_test_split_is_taken_alone_and_what_cannot_be_compared_is_listed(tmp_path):
-    rows = [
-        *({"problem": "a", "answer": str(number)} for number in range(4)),
+    rows = [{"problem": "a", "answer": str(number)} for number in range(4)]
+    rows += [
         {"problem": "a", "answer": "\\frac{"},
         {"task": "a"},
         {"problem": "a", "solution": "By hand: \\boxed{12}."},

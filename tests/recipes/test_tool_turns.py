@@ -126,14 +126,14 @@ def test_the_first_problems_are_pinned_and_take_two_or_three_calls():
 
 def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal():
     rng = random.Random(0)
-    turns = [next_turn(tool_turns.draw_example(rng), rng) for _ in range(300)]
     refused = 0
-    for each in turns:
-        told = [message["content"] for message in each.messages if message["role"] == "tool"]
+    for _ in range(300):
+        turn = next_turn(tool_turns.draw_example(rng), rng)
+        told = [message["content"] for message in turn.messages if message["role"] == "tool"]
         refused += any(text.startswith("Error: ") for text in told)
-        if not each.calls:
-            assert each.ground_truth == f"<answer>{told[-1]}</answer>"
-        roles = [message["role"] for message in each.messages[2:]]
+        if not turn.calls:
+            assert turn.ground_truth == f"<answer>{told[-1]}</answer>"
+        roles = [message["role"] for message in turn.messages[2:]]
         assert roles == ["assistant", "tool"] * len(told)
     assert 10 < refused < 45  # a tenth of those with a call to make
 
@@ -256,29 +256,44 @@ def test_nothing_that_a_policy_writes_ends_the_loop_unheard(tokenizer, turn, out
     assert len(output.response_mask) == len(output.response_ids)
 
 
-def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(tokenizer, tmp_path):
-    (tmp_path / "plain_tools.py").write_text(
-        "from verl.tools.function_tool import function_tool\n\n"
-        "@function_tool\n"
-        "def double(number: int) -> str:\n"
-        '    """Double a number.\n\n    Args:\n        number: any\n    """\n'
-        "    return str(2 * number)\n"
-    )
-    path = tmp_path / "plain_tools.py"
-    for turn, executed, code in (
+PLAIN_TOOL = '''
+from verl.tools.function_tool import function_tool
+
+@function_tool
+def double(number: int) -> str:
+    """Double a number.
+
+    Args:
+        number: any
+    """
+    return str(2 * number)
+'''
+
+
+@pytest.fixture(scope="module")
+def plain_tools(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tools") / "plain_tools.py"
+    path.write_text(PLAIN_TOOL)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("turn", "executed", "code"),
+    [
         (call("double", number=21), None, 27),
         (call("double", number=None), 0.0, 0),  # it raises, and verl says so
         (call("half", number=84), 0.0, 0),
-    ):
-        output = session(tokenizer, turn, "<answer>42</answer>", tools=path)
-        assert output.extra_fields["tool_rewards"] == [0.0]
-        text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
-        found = compute_score("", text, "42", {"calls": 1, **output.extra_fields})
-        assert (found["executed"], found["economy"], found["parse_error"]) == (
-            executed,
-            executed,
-            code,
-        )
+    ],
+)
+def test_a_tool_that_returns_a_text_alone_is_neither_right_nor_wrong(
+    tokenizer, plain_tools, turn, executed, code
+):
+    output = session(tokenizer, turn, "<answer>42</answer>", tools=plain_tools)
+    assert output.extra_fields["tool_rewards"] == [0.0]
+    text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
+    found = compute_score("", text, "42", {"calls": 1, **output.extra_fields})
+    judged = (found["executed"], found["economy"], found["parse_error"])
+    assert judged == (executed, executed, code)
 
 
 def test_the_tools_are_found_from_any_directory(tmp_path, monkeypatch):
@@ -300,12 +315,6 @@ def test_the_tools_are_found_from_any_directory(tmp_path, monkeypatch):
 # --- a training -----------------------------------------------------------------------
 
 
-def own_tokens(session: str, tokenizer: Any) -> int:
-    """The tokens that the policy wrote, the end of each turn with them."""
-    turns = re.split(r"\ntool\n.*?\nassistant\n", session, flags=re.DOTALL)
-    return sum(len(tokenizer.encode(turn)) + 1 for turn in turns)
-
-
 @pytest.mark.real
 @pytest.mark.slow
 def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
@@ -324,18 +333,24 @@ def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
     assert sorted(run.metrics()) == [0, 1, 2]
     assert run.metrics()[0]["val-aux/tool-turns/calls/mean@1"] > 1
     assert "Failed to initialize tools" not in run.output
+    right = []
     for step in (1, 2):
         metrics, rows = run.metrics()[step], run.rollouts(step)
-        assert len(rows) == len({row["uid"] for row in rows}) == 32  # one entry a session
+        assert len(rows) == 32
+        assert len({row["uid"] for row in rows}) == 32  # one entry a session
         assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over the policy's own tokens
         assert metrics["actor/grad_norm"] > 0
         assert metrics["rewards/correctness/std"] > 0
         # Whitened over its own tokens; with those of the tools it was 0.05 to 0.15 away from 0.
-        own = [own_tokens(row["output"], tokenizer) for row in rows]
-        total = sum(row["gdpo_advantage"] * n for row, n in zip(rows, own, strict=True))
-        assert total / sum(own) == pytest.approx(0.0, abs=0.01)
+        total, tokens = 0.0, 0
+        for row in rows:
+            turns = re.split(r"\ntool\n.*?\nassistant\n", row["output"], flags=re.DOTALL)
+            own = sum(len(tokenizer.encode(turn)) + 1 for turn in turns)  # each with its end
+            total += row["gdpo_advantage"] * own
+            tokens += own
+        assert total / tokens == pytest.approx(0.0, abs=0.01)
+        right += [row for row in rows if row["score"] == 4.0]
     # The whole session is in the dump, with what the tools told.
-    right = [row for step in (1, 2) for row in run.rollouts(step) if row["score"] == 4.0]
     assert right
     for row in right:
         ended = rf"\ntool\n\S.*\nassistant\n<answer>{row['gts']}</answer>$"
@@ -344,8 +359,7 @@ def test_two_steps_train_and_dump_whole_sessions(train, tmp_path, tokenizer):
 
 def test_the_reward_can_be_tried_before_a_training(tmp_path):
     tool_turns.prepare(tmp_path, train=1, validation=16)
-    printed = run_cli(
-        *("check-reward", "--recipe", "tool_turns/gdpo", "actor_rollout_ref.model.path=null"),
-        *("--data", str(tmp_path / "validation.parquet")),
-    )
+    rows = str(tmp_path / "validation.parquet")
+    command = "check-reward --recipe tool_turns/gdpo actor_rollout_ref.model.path=null --data"
+    printed = run_cli(*command.split(), rows)
     assert "PROBLEM" not in printed

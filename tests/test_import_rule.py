@@ -19,7 +19,7 @@ FILES = [*PACKAGE, *RECIPES.rglob("*.py")]
 
 # A subpackage imports from itself and from those before it. The last one is `lab`, and the folders
 # of recipes belong to it.
-ROOMS = (
+SUBPACKAGES = (
     "names",
     "distinct",
     "conformance",
@@ -34,7 +34,7 @@ ROOMS = (
     "trl",
     "lab",
 )
-PURE = ROOMS[: ROOMS.index("plugin")]
+PURE = SUBPACKAGES[: SUBPACKAGES.index("plugin")]
 STACK = {"hydra", "ray", "transfer_queue", "verl", "vllm"}
 
 
@@ -45,9 +45,9 @@ def place_of(path: Path) -> Path:
     return path.relative_to(ROOT)
 
 
-def room_of(path: Path) -> str:
-    room = place_of(path).parts[0].removesuffix(".py")
-    return "lab" if room == "recipes" else room
+def subpackage_of(path: Path) -> str:
+    subpackage = place_of(path).parts[0].removesuffix(".py")
+    return "lab" if subpackage == "recipes" else subpackage
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -59,28 +59,27 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms_imported(path: Path) -> Iterator[str]:
+def packages_imported(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)}
+
+
+def subpackages_imported(path: Path) -> Iterator[str]:
     for name in imports(path):
         package, *inner = name.split(".")
-        if package == "gdpo_verl" and inner and inner[0] in (*ROOMS, "recipes"):
+        if package == "gdpo_verl" and inner and inner[0] in (*SUBPACKAGES, "recipes"):
             yield "lab" if inner[0] == "recipes" else inner[0]
 
 
 def test_each_file_is_in_a_room():
-    assert {room_of(path) for path in FILES} == {*ROOMS, "__init__"}
+    assert {subpackage_of(path) for path in FILES} == {*SUBPACKAGES, "__init__"}
 
 
 def test_no_room_imports_from_a_later_one():
-    place = {room: number for number, room in enumerate(ROOMS)}
-    # The package itself imports the public functions when they are used.
-    wrong = [
-        f"{place_of(path)} imports {room}"
-        for path in FILES
-        if path != ROOT / "__init__.py"
-        for room in rooms_imported(path)
-        if place[room] > place[room_of(path)]
-    ]
-    assert not wrong
+    for path in FILES:
+        if path == ROOT / "__init__.py":  # imports the public functions when they are used
+            continue
+        earlier = SUBPACKAGES[: SUBPACKAGES.index(subpackage_of(path)) + 1]
+        assert set(subpackages_imported(path)) <= set(earlier), place_of(path)
 
 
 def test_files_import_each_other_in_no_circle():
@@ -94,23 +93,21 @@ def test_files_import_each_other_in_no_circle():
             name = name.rpartition(".")[0]
         return module.get(name)
 
-    graph = {path: {file_of(name) for name in imports(path)} - {None, path} for path in FILES}
-    graph[ROOT / "__init__.py"] = set()
+    graph = {}
+    for path in FILES:
+        if path != ROOT / "__init__.py":
+            imported = {file_of(name) for name in imports(path)}
+            graph[path] = imported - {None, path}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
 def test_what_runs_outside_verl_knows_nothing_of_the_stack():
-    wrong = [
-        f"{place_of(path)} imports {name}"
-        for path in FILES
-        if room_of(path) in PURE
-        for name in imports(path)
-        if name.split(".")[0] in STACK
-    ]
-    assert not wrong
+    for path in FILES:
+        if subpackage_of(path) in PURE:
+            assert not packages_imported(path) & STACK, place_of(path)
 
 
 def test_conformance_needs_the_standard_library_alone():
-    known = {*sys.stdlib_module_names, "gdpo_verl"}
-    names = [name for path in FILES if room_of(path) == "conformance" for name in imports(path)]
-    assert {name.split(".")[0] for name in names} <= known
+    for path in FILES:
+        if subpackage_of(path) == "conformance":
+            assert packages_imported(path) <= {*sys.stdlib_module_names, "gdpo_verl"}, path

@@ -14,6 +14,7 @@ from omegaconf import open_dict
 from tensordict import TensorDict
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
+from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin import estimator
@@ -86,13 +87,13 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue: Any) 
     assert_of_sessions(found[:7], gdpo_advantages(SESSIONS, GROUPS, mask_of(TOKENS)))
     assert found[7:] == [[0.0]] * 3
     assert metrics["rewards/brevity/mean"] == pytest.approx(2 / 5)
-    brevity = trainer.gdpo_seam.dump.columns(KEYS)["brevity"]
+    brevity = trainer.gdpo_hooks.dump.columns(KEYS)["brevity"]
     assert brevity == [None, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
-def test_grpo_advantages_are_bit_identical_with_and_without_the_seam(queue: Any) -> None:
+def test_grpo_advantages_are_bit_identical_with_and_without_the_hooks(queue: Any) -> None:
     batch, metrics = put(queue, ROWS), {}
-    trainer_of(recipe("grpo"), seam=False)._compute_advantage(batch, metrics)
+    trainer_of(recipe("grpo"), hooks=False)._compute_advantage(batch, metrics)
     without = advantages(queue, batch)
     assert not [key for key in metrics if key.startswith("gdpo/")]
 
@@ -168,7 +169,9 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: A
         config.reward.reward_model.enable_resource_pool = False
     trainer = trainer_of(config)
     declared = [Component("format"), Component("correctness", optional=True)]
-    trainer.gdpo_seam.objective = GdpoConfig(whiten="none").resolve(declared)
+    trainer.gdpo_hooks.objective = GdpoConfig(estimator=EstimatorSettings(whiten="none")).resolve(
+        declared
+    )
     trainer._compute_advantage(batch, metrics)
 
     found = [row[0] for row in advantages(queue, batch)]
@@ -191,7 +194,7 @@ def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_lengt
     if name == "gdpo":
         row = advantages(queue, batch)[KEYS.index("a_0_0")]
         assert row == pytest.approx([pure, 0.0, 0.0], abs=1e-6)
-    columns = trainer.gdpo_seam.dump.columns(["a_0_0"])
+    columns = trainer.gdpo_hooks.dump.columns(["a_0_0"])
     assert columns["gdpo_advantage"] == [pytest.approx(pure, abs=1e-6)]
     assert columns["brevity"] == [0.0]  # of one token it would be a shortest
 

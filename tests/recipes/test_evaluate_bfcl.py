@@ -8,6 +8,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 
 import pytest
@@ -65,10 +66,9 @@ def right_answer(row):
         return DONE
     calls = bfcl_data.first_answer(row["truth"]["accepted"])
     if category in HINTED:
-        calls = [
-            (name, {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()})
-            for name, given in calls
-        ]
+        for _, given in calls:
+            for key, value in given.items():
+                given[key] = value if isinstance(value, str) else json.dumps(value)
     return prompt.reference_answer("use it", calls)
 
 
@@ -79,7 +79,8 @@ def right_steps(row):
     documents = {doc["name"]: doc for doc in [*entry["function"], *held_back]}
     for turn in row["truth"]["accepted"]:
         if turn:
-            yield calling(*[named(each, documents) for each in turn])
+            calls = [named(each, documents) for each in turn]
+            yield calling(*calls)
         yield DONE
 
 
@@ -228,15 +229,13 @@ def test_what_the_model_writes_is_never_run_as_python(questions, tmp_path, monke
 
 
 def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(questions):
-    with_calculator = (
-        row
-        for category in MULTI_TURN
-        for row in questions[category]
-        if "MathAPI" in row["truth"]["entry"]["involved_classes"]
-    )
+    dialogues = [row for category in MULTI_TURN for row in questions[category]]
+    calculating = [
+        row for row in dialogues if "MathAPI" in row["truth"]["entry"]["involved_classes"]
+    ]
     small, large = {"base": 2, "exponent": 10}, {"base": 9, "exponent": 10**9}
     steps = [calling(("power", small), ("power", large)), *[DONE] * 20]
-    _, chats, _ = held(next(with_calculator), steps)
+    _, chats, _ = held(calculating[0], steps)
     observed = chats[1][1]["content"]
     assert '{\\"result\\": 1024}' in observed
     assert observed.count("Error during execution") == 1
@@ -245,8 +244,7 @@ def test_the_calculator_is_not_asked_for_more_digits_than_it_can_give(questions)
 def test_a_dialogue_that_outgrows_the_model_ends_and_is_wrong(questions):
     row = questions["multi_turn_base"][0]
     steps, _, found = held(row, [next(right_steps(row)), None])
-    assert len(steps) == 1
-    assert (found["correctness"], found["format"]) == (0, 0)
+    assert (len(steps), found["correctness"], found["format"]) == (1, 0, 0)
 
 
 def test_a_failure_of_the_simulated_apis_costs_one_dialogue(questions, monkeypatch, caplog):
@@ -275,17 +273,23 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(question
             name = row["extra_info"]["id"]
             right = place >= number % 4
             if category in MULTI_TURN:
-                said[name] = by_turn(row, right_steps(row) if right else [DONE] * 20)
-                found = bfcl_turns.judge(row["truth"], said[name])
+                steps, _, found = held(row, right_steps(row) if right else [DONE] * 20)
+                turns = [[]]  # each ends with what is no call
+                for step in steps:
+                    turns[-1].append(step.text)
+                    if step.text == DONE:
+                        turns.append([])
+                said[name] = turns[:-1]
             else:
-                wrong = DONE if "irrelevance" not in category else calling(("f", {}))
+                wrong = calling(("f", {})) if "irrelevance" in category else DONE
                 said[name] = right_answer(row) if right else wrong
                 found = score(row, said[name])
             values[name] = found["correctness"]
             sources[name] = category
-    rows = result.aggregate_rows(sources.values())
-    ours = {row: result.estimate_row(values, sources, parts) for row, parts in rows.items()}
-    ours = {row: cell["mean"] for row, cell in ours.items()}
+    ours = {
+        row: result.estimate_row(values, sources, parts)["mean"]
+        for row, parts in result.aggregate_rows(sources.values()).items()
+    }
     for number, category in enumerate(CATEGORIES):
         # Java's and JavaScript's lists and maps want literals of these languages, not JSON.
         assert category in HINTED or ours[category] == 1 - number % 4 / 4
@@ -294,55 +298,52 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(question
     assert {name: ours[name] for name in CATEGORIES} == theirs
     with (tmp_path / "score" / "data_overall.csv").open() as file:
         (table,) = csv.DictReader(file)
-    for column, row in (
-        ("Non-Live AST Acc", "v4_non_live"),
-        ("Live Acc", "v4_live"),
-        ("Multi Turn Acc", "multi_turn"),
-    ):
+    columns = {
+        "Non-Live AST Acc": "v4_non_live",
+        "Live Acc": "v4_live",
+        "Multi Turn Acc": "multi_turn",
+    }
+    for column, row in columns.items():
         assert table[column] == f"{100 * ours[row]:.2f}%"
 
     # Version 3: https://gorilla.cs.berkeley.edu/blogs/13_bfcl_v3_multi_turn.html
-    simple = sum(ours[f"simple_{name}"] for name in ("python", "java", "javascript")) / 3
-    others = ("multiple", "parallel", "parallel_multiple", "irrelevance")
-    non_live = (simple + sum(ours[name] for name in others)) / 5
-    live = sum(ours[name] for name in SINGLE_TURN if name.startswith("live")) / 6  # four each
-    multi_turn = sum(ours[name] for name in MULTI_TURN) / 4
-    assert ours["average"] == pytest.approx((non_live + live + multi_turn) / 3)
+    simple = mean(ours[f"simple_{name}"] for name in ("python", "java", "javascript"))
+    others = [ours[name] for name in ("multiple", "parallel", "parallel_multiple", "irrelevance")]
+    live = mean(ours[name] for name in SINGLE_TURN if name.startswith("live"))  # four each
+    multi_turn = mean(ours[name] for name in MULTI_TURN)
+    assert ours["average"] == pytest.approx(mean([mean([simple, *others]), live, multi_turn]))
     assert len(set(ours.values())) > 5
-
-
-def by_turn(row, steps):
-    """What a dialogue said, in lists of a turn each: a turn ends with what is no call."""
-    turns = [[]]
-    for step in held(row, steps)[0]:
-        turns[-1].append(step.text)
-        if step.text == DONE:
-            turns.append([])
-    return turns[:-1]
 
 
 def evaluated_by_bfcl_eval(said, directory: Path):
     """{category: accuracy} that bfcl-eval finds in result files."""
+    results, scores = directory / "result", directory / "score"
     speaker = bfcl_turns.Handler()
     for name, text in said.items():
-        speaker.write({"id": name, "result": text}, directory / "result")
+        speaker.write({"id": name, "result": text}, results)
     documents = (reward.package() / "data" / "multi_turn_func_doc").glob("*.json")
-    simulated = [
-        json.loads(line)["name"] for file in documents for line in file.read_text().splitlines()
-    ]
+    simulated = []
+    for file in documents:
+        simulated += [json.loads(line)["name"] for line in file.read_text().splitlines()]
     about = SimpleNamespace(
         model_name=reward.MODEL,
         model_handler=lambda model_name, **_: bfcl_turns.Handler(model_name, names=simulated),
-        **dict.fromkeys(("display_name", "url", "org", "license"), ""),
-        **dict.fromkeys(("input_price", "output_price")),
-        **dict.fromkeys(("is_fc_model", "underscore_to_dot"), False),
+        display_name="",
+        url="",
+        org="",
+        license="",
+        input_price=None,
+        output_price=None,
+        is_fc_model=False,
+        underscore_to_dot=False,
     )
-    folders = directory / "result", directory / "score"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(reward.MODELS, reward.MODEL, about)
-        bfcl_turns.runner.runner([reward.MODEL], list(CATEGORIES), *folders, allow_missing=True)
+        bfcl_turns.runner.runner(
+            [reward.MODEL], list(CATEGORIES), results, scores, allow_missing=True
+        )
     found = {}
-    for file in folders[1].rglob("*_score.json"):
+    for file in scores.rglob("*_score.json"):
         category = file.name.removeprefix("BFCL_v4_").removesuffix("_score.json")
         found[category] = json.loads(file.read_text().splitlines()[0])["accuracy"]
     return found
@@ -354,13 +355,11 @@ def evaluated_by_bfcl_eval(said, directory: Path):
 @pytest.mark.real
 @pytest.mark.slow
 def test_questions_and_dialogues_are_asked_through_verl(questions, policy, tmp_path):
-    chosen = {
-        "test": [row for category in SINGLE_TURN for row in questions[category][:1]],
-        "multi_turn": [row for category in MULTI_TURN for row in questions[category][:1]],
-    }
-    for rows in chosen.values():
-        for row in rows:
-            row.pop("truth", None)
+    chosen = {"test": [], "multi_turn": []}
+    for category in CATEGORIES:
+        row = questions[category][0]
+        columns = {key: value for key, value in row.items() if key != "truth"}
+        chosen["multi_turn" if category in MULTI_TURN else "test"].append(columns)
     write_dataset(tmp_path, chosen, {})
     model = tmp_path / "model"
     shutil.copytree(policy, model)
@@ -375,11 +374,9 @@ def test_questions_and_dialogues_are_asked_through_verl(questions, policy, tmp_p
     )
     recipe = ["--recipe", "tool_call/leaderboard", *settings.split()]
     table = run_cli("evaluate", str(model), *recipe, *files, "--out", str(out))
-    found = answers.read(out)
-    assert set(found.sources.values()) == set(CATEGORIES)
     assert "could not be read" in table
-    assert {"non_live", "live", "multi_turn", "average"} <= set(
-        json.loads((out / "evaluation.json").read_text())["results"]
-    )
+    assert set(answers.read(out).sources.values()) == set(CATEGORIES)
+    results = json.loads((out / "evaluation.json").read_text())["results"]
+    assert {"non_live", "live", "multi_turn", "average"} <= results.keys()
     lines = (out / "validation" / "0.jsonl").read_text().splitlines()
     assert len(lines) == len(CATEGORIES)
