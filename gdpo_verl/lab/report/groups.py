@@ -131,12 +131,14 @@ class _Group:
         self.pairs = [reward_vector(each.row, ADVANTAGES) for each in members]
         known = [pair for pair in self.pairs if None not in pair]
         self.compared = bool(keys) and len(known) == len(members)
+        self.gdpo: Sequence[float] = ()
+        self.grpo: Sequence[float] = ()
         self.collapsed = [False] * len(members)
         self.collapsed_by_gdpo = False
         if self.compared:
-            gdpo, grpo = zip(*known, strict=True)
-            self.collapsed = ties_split_elsewhere(grpo, gdpo)
-            self.collapsed_by_gdpo = any(ties_split_elsewhere(gdpo, grpo))
+            self.gdpo, self.grpo = zip(*known, strict=True)
+            self.collapsed = ties_split_elsewhere(self.grpo, self.gdpo)
+            self.collapsed_by_gdpo = any(ties_split_elsewhere(self.gdpo, self.grpo))
 
     @property
     def patterns(self) -> tuple[RewardPattern, ...]:
@@ -146,7 +148,8 @@ class _Group:
         for rewards, count in counts.items():
             # An advantage follows from the rewards: one response speaks for all like it.
             row = self.vectors.index(rewards)
-            gdpo, grpo = self.pairs[row]
+            grpo = self.grpo[row]
+            gdpo = self.gdpo[row]
             patterns.append(RewardPattern(rewards, count, grpo, gdpo, self.collapsed[row]))
         return tuple(sorted(patterns, key=lambda each: (each.grpo, each.gdpo), reverse=True))
 

@@ -45,8 +45,7 @@ def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
     """
     groups: dict[Any, list[Run]] = {}
     for run in runs:
-        settings = _settings(run).items()
-        settings = [each for each in settings if not each[0].endswith("seed")]
+        settings = [each for each in _settings(run).items() if not each[0].endswith("seed")]
         key = (run.launch.get("recipe"), *settings) if settings else run.path
         groups.setdefault(key, []).append(run)
     named = [_name(members) for members in groups.values()]
