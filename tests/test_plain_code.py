@@ -15,10 +15,6 @@ NOT_YET = (
     "gdpo_verl/config",
     "gdpo_verl/plugin",
     "gdpo_verl/reward_dicts.py",
-    "gdpo_verl/lab/evaluate",
-    "gdpo_verl/lab/replay",
-    "gdpo_verl/lab/report",
-    "gdpo_verl/lab/rundir",
     "tests",
 )
 

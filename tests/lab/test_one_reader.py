@@ -181,6 +181,17 @@ def test_replay_counts_as_the_training(run):
     assert f"Step {STEPS + 1} is left out" in " ".join(found["notes"])
 
 
+def test_groups_are_counted_before_conditions_as_in_the_metrics(run):
+    # No response is so correct, so that the two other components are 0 under the condition.
+    condition = "{on: correctness, at_least: 2}"
+    found = to_json(
+        replay([run], [f"algorithm.gdpo.conditions={{format: {condition}, style: {condition}}}"])
+    )
+    assert found["dead_groups"] == STEPS * DEAD
+    assert found["components"]["style"]["varies"] == [STEPS * (GROUPS - 1 - CONSTANT["style"])] * 2
+    assert found["components"]["style"]["influence"][1] == 0
+
+
 def test_an_evaluation_counts_as_the_training(run):
     read = answers.read(run / "rollouts/1.jsonl")
     record = result.summarise(read)
@@ -194,5 +205,3 @@ def test_an_evaluation_counts_as_the_training(run):
     values = [value for groups in MINI_BATCHES for each in groups.values() for value, _ in each]
     found = [each["format"] for responses in read.answers.values() for each in responses]
     assert sorted(found) == sorted(value[0] for value in values)
-    with pytest.raises(ValueError, match=rf"{STEPS + 1}.jsonl, line \d+: expected a response of"):
-        answers.read(run / f"rollouts/{STEPS + 1}.jsonl")

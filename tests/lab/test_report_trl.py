@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from fake_runs import page_of, training, write_lines
 
-from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import find_runs, is_running, read_run
 
@@ -96,24 +95,21 @@ def test_a_folder_with_one_kind_of_run_alone_names_it(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("given", "steps"),
+    ("part", "name", "steps"),
     [
-        (f"at_the_end/{STATE}", 4),
-        (f"checkpoints/checkpoint-2/{STATE}", 2),
-        ("checkpoints/checkpoint-2", 2),
-        ("events/runs", 4),
-        ("verl/metrics.jsonl", 2),
-        ("events/runs/Nov26_16-18-08_vm", 4),
+        (f"at_the_end/{STATE}", "at_the_end", 4),
+        (f"checkpoints/checkpoint-2/{STATE}", "checkpoint-2", 2),
+        ("events/runs", "runs", 4),
+        ("events/runs/Nov26_16-18-08_vm", "Nov26_16-18-08_vm", 4),
+        ("verl/metrics.jsonl", "verl", 2),
     ],
 )
-def test_a_part_of_a_run_is_read_where_it_is_named(folder, given, steps):
-    (found,) = find_runs([folder / given])
-    assert len(read_run(found).training_steps) == steps
-
-
-def test_a_state_beside_the_reader_is_read(folder, monkeypatch):
-    monkeypatch.chdir(folder / "at_the_end")
-    assert read_run(Path(STATE)).name == "at_the_end"
+def test_a_part_of_a_run_is_read_where_it_is_named(folder, monkeypatch, part, name, steps):
+    path = folder / part
+    monkeypatch.chdir(path.parent)
+    (found,) = find_runs([Path(path.name)])
+    run = read_run(found)
+    assert (run.name, len(run.training_steps)) == (name, steps)
 
 
 def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path):
@@ -146,9 +142,6 @@ def test_another_file_of_this_name_is_no_run(folder, text):
     (folder / "at_the_end" / STATE).write_text(text)
     with pytest.raises(RunError, match=re.escape(STATE)):
         read_run(folder / "at_the_end" / STATE)
-    # The others are shown all the same.
-    write_report([folder], folder.parent / "out")
-    assert "Left out: " in (folder.parent / "out/summary.md").read_text()
 
 
 def test_a_state_without_rewards_says_so_in_trls_words(tmp_path):

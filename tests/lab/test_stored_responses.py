@@ -143,22 +143,8 @@ def test_a_uid_that_is_not_verls_joins_no_rows(tmp_path):
     rows = drawn(10, two_rewards)
     for place, row in enumerate(rows):
         row["uid"] = f"math_12_{place // 8}"
-    result = replay([dump(tmp_path / "a", {1: rows})])
+    result = replay([dump(tmp_path, {1: rows})])
     assert (result.rows, result.asked.groups) == (80, 10)
-    for place, row in enumerate(rows):
-        row["uid"] = f"{verls_uid(str(place // 8))}_{place % 8 // 2}_{place % 2}"
-    result = replay([dump(tmp_path / "b", {1: rows})])
-    assert (result.rows, result.asked.groups) == (40, 10)
-
-
-def test_the_column_of_the_groups_is_no_component(tmp_path):
-    rows = [row | {"problem": n // 8} for n, row in enumerate(drawn(4, two_rewards))]
-    assert replay([dump(tmp_path / "dumps", {1: rows})], group="problem").asked.keys == KEYS
-
-
-def test_a_step_as_text_is_named(tmp_path):
-    (tmp_path / "1.jsonl").write_text(lines_of([{"step": "1"} | drawn(1, two_rewards)[0]]))
-    assert "1.jsonl, line 1: expected a number for 'step', found '1'" in refused([tmp_path])
 
 
 # ---------------------------------------------------------------- TRL's tables
@@ -269,7 +255,8 @@ def test_a_report_shows_what_replay_rejects(tmp_path, column):
     write_lines(tmp_path / "dumps/1.jsonl", rows)
     assert "line" in refused([tmp_path / "dumps"])
     summary = summary_of(tmp_path / "page", tmp_path / "dumps")
-    assert "1.jsonl" in summary
+    said = "The metrics of 1.jsonl are left out: " if column == "uid" else "No metrics: "
+    assert said in summary
     assert "answer 3" in (tmp_path / "page/index.html").read_text()
 
 

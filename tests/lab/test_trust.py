@@ -23,7 +23,7 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.svg import inline_svg
 from gdpo_verl.lab.report.tables import markdown
 from gdpo_verl.lab.rundir import dumps
-from gdpo_verl.lab.rundir.run import read_settings
+from gdpo_verl.lab.rundir.run import settings_with
 from gdpo_verl.lab.rundir.source import Source
 from gdpo_verl.lab.rundir.trust import foreign_code
 
@@ -54,7 +54,7 @@ def test_only_references_within_the_file_are_followed(tmp_path):
         "nested: '${${whole}}'\n"
         "list: ['${oc.env:SECRET}', '\\${oc.env:SECRET}']\n"
     )
-    settings = OmegaConf.to_container(read_settings(file), resolve=True)
+    settings = OmegaConf.to_container(settings_with(file), resolve=True)
     assert settings == {
         "whole": "${oc.env:SECRET}",
         "a": {"number": 3, "of": 3, "chain": 3},

@@ -115,7 +115,7 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
       ValueError: a line is neither, or refers to no row of the data; names the line.
     """
     answers: list[CheckedAnswer] = []
-    dumped: list[tuple[int, Row]] = []
+    dumped: list[tuple[int, Row | None]] = []
     for number, line in numbered_rows(path):
         where = f"--answers {path}, line {number}"
         if line is None:
@@ -139,7 +139,8 @@ def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedA
                 f"of verl's (input, output, gts), found the keys {sorted(line)}"
             )
     if dumped:
-        answers += _from_dump(responses_of(dumped, path), dataset)
+        responses, _ = responses_of(dumped, path)
+        answers += _from_dump(responses, dataset)
     if not answers:
         raise ValueError(f"--answers {path}: expected JSON lines, found none")
     return answers

@@ -8,23 +8,20 @@ RUN/config.yaml               names the questions and the reward function
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import RESERVED
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.run.composition import named
-from gdpo_verl.lab.rundir.dumps import Row, numbered_rows, shorten, step_files
+from gdpo_verl.lab.rundir.dumps import numbered_rows, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
 from gdpo_verl.lab.rundir.responses import Response, responses_of
 from gdpo_verl.lab.rundir.run import select, settings_with
@@ -34,6 +31,9 @@ from gdpo_verl.plugin.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
 
 PARSE_ERROR = "parse_error"
+_NO_MEASURE = (*RESERVED, PARSE_ERROR)
+# Of verl's validation dump.
+_COLUMNS = {"input", "output", "gts", "score"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,14 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
     sources: dict[str, str] = {}
     answers: dict[str, list[dict[str, float | None]]] = defaultdict(list)
     errors: Counter[str] = Counter()
-    for response in responses_of(_rows(dump), dump):
+    responses, incomplete = responses_of(numbered_rows(dump), dump)
+    others = [each.line for each in responses if not each.row.keys() >= _COLUMNS]
+    if incomplete or others:
+        raise ValueError(
+            f"{dump}, line {min(incomplete + others)}: expected a response of verl's validation "
+            "dump (input, output, gts, score), found something else. The file may be incomplete"
+        )
+    for response in responses:
         key, source = asked.of(response)
         sources[key] = source
         answers[key].append(_values(response, highest))
@@ -116,16 +123,6 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
     if not answers:
         raise ValueError(f"{dump}: expected a line for each response, found none")
     return Evaluation(dump, config, questions, sources, answers, highest or {}, errors)
-
-
-def _rows(dump: Path) -> Iterator[tuple[int, Row]]:
-    for number, row in numbered_rows(dump):
-        if row is None or not {"input", "output", "gts", "score"} <= row.keys():
-            raise ValueError(
-                f"{dump}, line {number}: expected a response of verl's validation dump (input, "
-                "output, gts, score), found something else. The file may be incomplete"
-            )
-        yield number, row
 
 
 class _Questions:
@@ -177,27 +174,13 @@ def _values(
       ValueError: a value is not a number; names file and line.
     """
     row = response.row
-    if highest is None:
-        kinds = (int, float, list, NoneType)
-        measures = [name for name, value in row.items() if isinstance(value, kinds)]
-        names = [name for name in measures if name not in (*RESERVED, PARSE_ERROR)]
-    else:
+    if highest is not None:
         names = [name for name in highest if name in row]
-    return {name: _number(row[name], name, response.place) for name in [*names, "score"]}
-
-
-def _number(value: Any, name: str, place: str) -> float | None:
-    """Return a measure's value, of a list of turns the sum; None where it is not scored."""
-    if isinstance(value, list) and value:
-        parts = [_number(part, name, place) for part in value]
-        return None if None in parts else math.fsum(part for part in parts if part is not None)
-    if value is None or value != value or value == []:
-        return None
-    if not is_number(value) and not isinstance(value, bool):
-        raise ValueError(
-            f"{place}: expected a finite number for {name!r}, found {shorten(repr(value), 40)}"
-        )
-    return float(value)
+    else:
+        kinds = (int, float, list, NoneType)
+        names = [name for name, value in row.items() if isinstance(value, kinds)]
+    values = {name: response.number(name) for name in names if name not in _NO_MEASURE}
+    return values | {"score": response.number("score")}
 
 
 def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | None:

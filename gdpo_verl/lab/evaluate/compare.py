@@ -59,22 +59,22 @@ def compare(
       ValueError: a file is no dump, or they were not asked the same questions.
       FileNotFoundError: a file is missing.
     """
-    given = (side_a, side_b)
-    sides = [[answers.read(path, trust=trust) for path in side] for side in given]
-    if not all(each.questions for side in sides for each in side):
+    paths = [*side_a, *side_b]
+    everyone = [answers.read(path, trust=trust) for path in paths]
+    if not all(each.questions for each in everyone):
         # Where the data of one evaluation are unknown, only the texts of the dumps are compared.
-        sides = [[answers.read(path, by_text=True, trust=trust) for path in side] for side in given]
-    everyone = [each for side in sides for each in side]
+        everyone = [answers.read(path, by_text=True, trust=trust) for path in paths]
     _check_questions(everyone)
-    compared = _compare_rows(sides)
-    notes = [*_differing_settings(everyone)]
+    evaluations_a = everyone[: len(side_a)]
+    evaluations_b = everyone[len(side_a) :]
+    compared = _compare_rows(evaluations_a, evaluations_b)
+    notes = list(_differing_settings(everyone))
     few = [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]
     if few:
         notes.append(f"fewer than {FEW} questions, intervals are rough: {few}")
-    a, b = ([str(each.dump) for each in side] for side in sides)
     return {
-        "a": a,
-        "b": b,
+        "a": [str(each.dump) for each in evaluations_a],
+        "b": [str(each.dump) for each in evaluations_b],
         "difference": "a - b",
         "meaning": MEANING,
         "notes": notes,
@@ -96,42 +96,56 @@ def _check_questions(everyone: Sequence[Evaluation]) -> None:
             )
 
 
-def _compare_rows(sides: Sequence[Sequence[Evaluation]]) -> dict[str, Any]:
-    sources = sides[0][0].sources
-    groups = result.aggregate_rows(sources.values())
-    rows: dict[str, dict[str, Any]] = {
-        row: {"questions": result.count_of(sources, parts)} for row, parts in groups.items()
-    }
+def _compare_rows(side_a: Sequence[Evaluation], side_b: Sequence[Evaluation]) -> dict[str, Any]:
+    sources = side_a[0].sources
+    parts_of_rows = result.aggregate_rows(sources.values())
+    rows: dict[str, dict[str, Any]] = {}
+    for row, parts in parts_of_rows.items():
+        rows[row] = {"questions": result.count_of(sources, parts)}
+    everyone = [result.question_values(each) for each in (*side_a, *side_b)]
     each_evaluation = {}
-    values = [[result.question_values(each) for each in side] for side in sides]
-    for measure in values[0][0]:
-        of_sides = [[each.get(measure, {}) for each in side] for side in values]
-        # None of a measure that one of them lacks, such as pass@k of fewer than k answers.
-        everyone = [each for side in of_sides for each in side]
-        scored = [each for each in everyone[0] if all(each in other for other in everyone)]
-        if not scored:
+    for measure in everyone[0]:
+        # None of a measure that one of them lacks, such as pass@k of fewer than k responses.
+        values = [each.get(measure, {}) for each in everyone]
+        shared = set.intersection(*map(set, values))
+        questions = [question for question in values[0] if question in shared]
+        if not questions:
             continue
+        values_a = values[: len(side_a)]
+        values_b = values[len(side_a) :]
         each_evaluation[measure] = {
-            letter: [fmean(each[question] for question in scored) for each in side]
-            for letter, side in zip("ab", of_sides, strict=True)
+            "a": _means_over(questions, values_a),
+            "b": _means_over(questions, values_b),
         }
-        # Each question's mean over the evaluations of a side.
-        a, b = (
-            {question: fmean(each[question] for each in side) for question in scored}
-            for side in of_sides
-        )
-        difference = {question: a[question] - b[question] for question in scored}
-        for row, parts in groups.items():
-            mean_a = result.estimate_row(a, sources, parts)
-            if mean_a is None:
-                rows[row][measure] = None
-                continue
-            rows[row][measure] = {
-                "a": mean_a,
+        a = _mean_evaluation(questions, values_a)
+        b = _mean_evaluation(questions, values_b)
+        difference = {question: a[question] - b[question] for question in questions}
+        for row, parts in parts_of_rows.items():
+            estimate = result.estimate_row(a, sources, parts)
+            rows[row][measure] = estimate and {
+                "a": estimate,
                 "b": result.estimate_row(b, sources, parts),
                 "difference": result.estimate_row(difference, sources, parts, paired=True),
             }
     return {"rows": rows, "each_evaluation": each_evaluation}
+
+
+def _means_over(questions: Sequence[str], values: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return the mean of each evaluation over the questions."""
+    means = []
+    for of_questions in values:
+        means.append(fmean(of_questions[question] for question in questions))
+    return means
+
+
+def _mean_evaluation(
+    questions: Sequence[str], values: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the mean of each question over the evaluations of a side."""
+    means = {}
+    for question in questions:
+        means[question] = fmean(of_questions[question] for of_questions in values)
+    return means
 
 
 def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:

@@ -58,12 +58,13 @@ def aggregate_rows(
         for part in parts:
             if isinstance(part, str):
                 found.append(averaged.get(part, []))
-            elif pooled := [source for source in part if source in present]:
+                continue
+            pooled = [source for source in part if source in present]
+            if pooled:
                 found.append([(1.0, pooled)])
         if found and all(found):
-            averaged[name] = [
-                (weight / len(found), pooled) for each in found for weight, pooled in each
-            ]
+            weighted = [entry for each in found for entry in each]
+            averaged[name] = [(weight / len(found), pooled) for weight, pooled in weighted]
     rows: dict[str, list[WeightedSources]] = {}
     if len(present) > 1:
         rows |= {name: [(1.0, [name])] for name in present}
@@ -84,17 +85,18 @@ def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     for name in names:
         scored: dict[str, list[float]] = {}
         for question, answers in sorted(evaluation.answers.items()):  # the bootstrap sees an order
-            numbers = [value for each in answers if (value := each.get(name)) is not None]
+            known = [each.get(name) for each in answers]
+            numbers = [value for value in known if value is not None]
             if numbers:
                 scored[question] = numbers
         high = evaluation.highest.get(name)
         values |= _of_measure(name, scored, evaluation.samples)
         if high is not None and high != 1:
-            reached = {
+            reached = {}
+            for question, numbers in scored.items():
                 # A reward in single precision has 0.699999988 where 0.7 is declared.
-                question: [float(math.isclose(number, high, rel_tol=1e-6)) for number in numbers]
-                for question, numbers in scored.items()
-            }
+                close = [math.isclose(number, high, rel_tol=1e-6) for number in numbers]
+                reached[question] = list(map(float, close))
             values |= _of_measure(f"{name} = {high:g}", reached, evaluation.samples)
     return values
 
@@ -125,10 +127,9 @@ def estimate_row(
 
     `paired` as for `mean_interval`.
     """
-    strata = [
-        [value for question, value in values.items() if sources[question] in pooled]
-        for _, pooled in parts
-    ]
+    strata = []
+    for _, pooled in parts:
+        strata.append([value for question, value in values.items() if sources[question] in pooled])
     if not all(strata):
         return None
     return asdict(mean_interval(strata, [weight for weight, _ in parts], paired=paired))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from gdpo_verl.lab.replay.settings import (
     parse_overrides,
     with_overrides,
 )
-from gdpo_verl.lab.rundir.responses import Batch
+from gdpo_verl.lab.rundir.responses import Batch, places_by_group
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting, grpo_of_score, recorded_setting
 from gdpo_verl.lab.rundir.source import Source
 
@@ -200,10 +199,7 @@ def _compare(
     result.rows += len(before)
     turned = (before * after < 0) & (torch.minimum(before.abs(), after.abs()) > _NO_SIGN)
     result.sign_changes += int(turned.sum())
-    members: dict[str, list[int]] = defaultdict(list)
-    for row, group in enumerate(batch.groups):
-        members[group].append(row)
-    for rows in members.values():
+    for rows in places_by_group(batch.groups):
         result.order_changes += levels(before[rows].tolist()) != levels(after[rows].tolist())
     change, order = (after - before).abs().sort(descending=True, stable=True)
     largest_changes = order[change > DISTINCT_TOLERANCE][:CHANGED_MOST].tolist()

@@ -96,7 +96,7 @@ def _pays_failures(found: Figures) -> Iterator[Advice]:
     A component that correlates with the outcome gets no advice: it leads to the outcome.
     """
     conditions = found.setting.objective.config.conditions
-    taken = {*conditions, *(condition["on"] for condition in conditions.values())}
+    taken = set(conditions) | {condition["on"] for condition in conditions.values()}
     measured = [key for key in found.verdicts if found.weights[key] == 0]
     guards = [key for key in measured if _carries(found, key) and key != found.outcome]
     if found.outcome in found.passing:
@@ -175,7 +175,8 @@ def _weights(found: Figures) -> Iterator[Advice]:
     """
     config = found.setting.objective.config
     declared = np.array(list(found.weights.values()))
-    use = (declared != 0) & (np.array(found.varying) > 0)
+    # Where conditions leave a component constant, it has no influence.
+    use = (declared != 0) & (found.sums["std"][0] > 0)
     # A variant's influence is no simple function of the weights, a schedule's weights change.
     if found.setting.name not in ("gdpo", "grpo") or config.schedule or use.sum() < 2:
         return

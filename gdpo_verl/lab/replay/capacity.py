@@ -10,11 +10,13 @@ with V values. The mean over the prompts is exact.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import comb, isnan
 from statistics import fmean
 from typing import Any
+
+from gdpo_verl.lab.rundir.responses import places_by_group
 
 SIZES = (4, 8, 16)
 # A component that varies in fewer groups is rare, and may never be learned.
@@ -65,31 +67,28 @@ def capacity(
       component; only for sizes up to N), `teaches` (the sum over the components at `size`, of
       `rewards`), and `rare`, sentences.
     """
-    members: dict[Hashable, list[Sequence[float]]] = defaultdict(list)
-    for group, row in zip(groups, rewards, strict=True):
-        members[group].append(row)
-    least = min(map(len, members.values()), default=0)
-    sizes = sorted({n for n in (*SIZES, size) if 1 < n <= least})
-    columns = [[[row[k] for row in rows] for rows in members.values()] for k in range(len(keys))]
-    found = {
-        n: {
-            key: fmean(varies(values, n) for values in column)
-            for key, column in zip(keys, columns, strict=True)
-        }
-        for n in sizes
-    }
-    shares = found.get(size, {})
+    places_of_groups = places_by_group(groups)
+    least = min(map(len, places_of_groups), default=0)
+    columns: dict[str, list[list[float]]] = {}
+    for k, key in enumerate(keys):
+        columns[key] = []
+        for places in places_of_groups:
+            columns[key].append([rewards[place][k] for place in places])
+    shares_by_size: dict[int, dict[str, float]] = {}
+    for n in sorted({*SIZES, size}):
+        if 1 < n <= least:
+            shares_by_size[n] = {}
+            for key, column in columns.items():
+                shares_by_size[n][key] = fmean(varies(values, n) for values in column)
+    shares = shares_by_size.get(size, {})
+    rare = [key for key, share in shares.items() if share < RARE]
     return {
         "answers": least,
         "size": size,
-        "varies": {str(n): shares for n, shares in found.items()},
+        "varies": {str(n): shares for n, shares in shares_by_size.items()},
         "teaches": sum(shares.values()) if shares else None,
         "rewards": len(keys),
-        "rare": [
-            _rare(key, share, columns[keys.index(key)], size, prompts_a_step)
-            for key, share in shares.items()
-            if share < RARE
-        ],
+        "rare": [_rare(key, shares[key], columns[key], size, prompts_a_step) for key in rare],
     }
 
 

@@ -53,7 +53,6 @@ class Figures:
     known: bool = True
     settings: list[Setting] = field(default_factory=list)
     _parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    _tables: list[GroupTable] = field(default_factory=list)
     # Of each batch its groups, rewards and positive terms.
     _batches: list[tuple[Groups, Tensor, Tensor]] = field(default_factory=list)
 
@@ -129,7 +128,6 @@ class Figures:
         terms = torch.where(live[:, None], setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
         self._batches.append((groups, raw, paid))
-        self._tables.append(GroupTable.of(spread, groups))
         combined = decomposition.combined.nan_to_num(0.0)
         rows = {
             "live": live,
@@ -162,8 +160,13 @@ class Figures:
 
     @cached_property
     def table(self) -> GroupTable:
-        """What varies in each group of all batches."""
-        return GroupTable.together(self._tables)
+        """What varies in each group of all batches, before conditions as in the metrics."""
+        codes = []
+        number = 0
+        for groups, _, _ in self._batches:
+            codes.append(groups.codes + number)
+            number += groups.number
+        return GroupTable.of(torch.from_numpy(self.rewards), Groups(torch.cat(codes), number))
 
     @property
     def groups(self) -> int:

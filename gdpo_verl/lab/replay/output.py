@@ -134,7 +134,7 @@ def table(result: Replay) -> list[Sequence[str]]:
         failing = f"positive terms where {asked.outcome} < {asked.passing[asked.outcome]:g}"
     rows: list[Sequence[str]] = [("component", "varies in groups", "share", "influence", failing)]
     for name, pairs in to_json(result)["components"].items():
-        rows.append([name, *(_arrow(pairs[figure], form) for figure, form in _FORMS.items())])
+        rows.append([name] + [_arrow(pairs[figure], form) for figure, form in _FORMS.items()])
     return rows
 
 

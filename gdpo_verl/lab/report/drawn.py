@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import batch_metrics
@@ -69,12 +70,15 @@ def _of_mini_batches(parts: Sequence[tuple[int, Mapping[str, float]]]) -> Metric
     """
     metrics: Metrics = {}
     for key in dict.fromkeys(key for _, found in parts for key in found):
-        values = [float(found[key]) for _, found in parts if key in found]
-        kind = key.rpartition("/")[2]
-        if kind in ("min", "max") and key.startswith(SCORES):
-            metrics[key] = min(values) if kind == "min" else max(values)
-            continue
-        weights = [getattr(found[key], "weight", size) for size, found in parts if key in found]
-        total = sum(value * weight for value, weight in zip(values, weights, strict=True))
-        metrics[key] = total / sum(weights) if sum(weights) else values[0]
+        having = [(size, found[key]) for size, found in parts if key in found]
+        values = [float(value) for _, value in having]
+        weights = [getattr(value, "weight", size) for size, value in having]
+        if key.startswith(SCORES) and key.endswith("/min"):
+            metrics[key] = min(values)
+        elif key.startswith(SCORES) and key.endswith("/max"):
+            metrics[key] = max(values)
+        elif any(weights):
+            metrics[key] = fmean(values, weights)
+        else:
+            metrics[key] = values[0]
     return metrics

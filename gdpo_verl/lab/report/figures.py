@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import fontManager
@@ -25,8 +26,8 @@ from gdpo_verl.lab.rundir.run import Run
 _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
 # For names in characters that matplotlib's own font lacks; it would warn of each family missing.
 _CJK = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC")
-_FONTS = ["sans-serif", *(name for name in _CJK if name in fontManager.get_font_names())]
-_STYLE = STYLE | {"font.family": _FONTS}
+_INSTALLED = fontManager.get_font_names()
+_STYLE = STYLE | {"font.family": ["sans-serif"] + [name for name in _CJK if name in _INSTALLED]}
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ def smooth(series: Series, window: int) -> Series:
     """
     # By running sums a wide window costs as little as a narrow one.
     half = window // 2
-    count = len(series)
-    sums = [0.0, *accumulate(value for _, value in series)]
-    ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
-    return [
-        (step, (sums[end] - sums[start]) / (end - start))
-        for (step, _), (start, end) in zip(series, ends, strict=True)
-    ]
+    sums = list(accumulate((value for _, value in series), initial=0.0))
+    smoothed = []
+    for place, (step, _) in enumerate(series):
+        start = max(0, place - half)
+        end = min(len(series), place + half + 1)
+        smoothed.append((step, (sums[end] - sums[start]) / (end - start)))
+    return smoothed
 
 
 def band(series: Iterable[Series]) -> list[tuple[int, float, float, float]]:
@@ -80,8 +81,11 @@ def band(series: Iterable[Series]) -> list[tuple[int, float, float, float]]:
     # Where one run ends before the others, the mean of those left would jump.
     known = [dict(each) for each in series if each]
     shared = set.intersection(*map(set, known)) if known else set()
-    values = {step: [each[step] for each in known] for step in sorted(shared)}
-    return [(step, min(v), fmean(v), max(v)) for step, v in values.items()]
+    points = []
+    for step in sorted(shared):
+        values = [each[step] for each in known]
+        points.append((step, min(values), fmean(values), max(values)))
+    return points
 
 
 def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) -> Path:
@@ -113,13 +117,14 @@ def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) ->
     return path
 
 
-def panel_svg(panel: Panel) -> str:
+def panel_svg(panel: Panel) -> Markup:
     """A panel as inline SVG that takes its ink from the page's colours."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.5, panel.height), layout="constrained")
         panel.draw(figure)
         _title(figure, panel.title)
-        return inline_svg(figure, panel.title, {GRID: "var(--grid)"})
+        # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
+        return Markup(inline_svg(figure, panel.title, {GRID: "var(--grid)"}))
 
 
 def _title(figure: Figure | SubFigure, title: str) -> None:

@@ -10,19 +10,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from gdpo_verl.config.components import MINI_BATCH, TOKENS
 from gdpo_verl.distinct import levels
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
-    complete_rows,
     evenly_spaced,
+    numbered_rows,
     reward_of,
     short_prompt,
     shorten,
     variant_of,
 )
-from gdpo_verl.lab.rundir.responses import GroupTable, Response, responses_of
+from gdpo_verl.lab.rundir.responses import (
+    GroupTable,
+    Response,
+    places_by_group,
+    responses_of,
+)
 
 # What the page keeps of a dump, so that a long training stays readable on a phone: groups until
 # the step's characters are used up (the first in any case), rollouts of each, and of a text its
@@ -108,7 +116,7 @@ class _Group:
       dead: all rewards are constant, and there are several responses.
       pairs: the advantages of each, by GDPO and by GRPO; None where one was not dumped.
       compared: each response has both advantages.
-      collapsed: the responses that GRPO treats as equal to others, and GDPO does not.
+      collapsed: for each response, whether GRPO treats it as equal to another, and GDPO does not.
       collapsed_by_gdpo: GDPO treats some as equal that GRPO does not.
     """
 
@@ -125,39 +133,25 @@ class _Group:
         self.compared = bool(keys) and len(known) == len(members)
         self.gdpo: Sequence[float] = ()
         self.grpo: Sequence[float] = ()
+        self.collapsed = [False] * len(members)
+        self.collapsed_by_gdpo = False
         if self.compared:
             self.gdpo, self.grpo = zip(*known, strict=True)
-        split = ties_split_elsewhere(self.grpo, self.gdpo)
-        self.collapsed = [row for row, is_split in enumerate(split) if is_split]
-        self.collapsed_by_gdpo = any(ties_split_elsewhere(self.gdpo, self.grpo))
-
-    @property
-    def anyone(self) -> Vector:
-        """A value of each reward; None where no response has it."""
-        columns = zip(*self.vectors, strict=True)
-        return tuple(_first_known(column) for column in columns)
+            self.collapsed = ties_split_elsewhere(self.grpo, self.gdpo)
+            self.collapsed_by_gdpo = any(ties_split_elsewhere(self.gdpo, self.grpo))
 
     @property
     def patterns(self) -> tuple[RewardPattern, ...]:
-        """The different rewards, the largest GRPO advantage first."""
+        """The different rewards of a group that is compared, the largest GRPO advantage first."""
         counts = Counter(self.vectors)
-        # An advantage follows from the rewards: one rollout speaks for all like it.
-        rows = [self.vectors.index(rewards) for rewards in counts]
-        rows.sort(key=lambda row: (self.grpo[row], self.gdpo[row]), reverse=True)
-        return tuple(
-            RewardPattern(
-                self.vectors[row],
-                counts[self.vectors[row]],
-                self.grpo[row],
-                self.gdpo[row],
-                row in self.collapsed,
-            )
-            for row in rows
-        )
-
-
-def _first_known(values: Sequence[float | None]) -> float | None:
-    return next((value for value in values if value is not None), None)
+        patterns = []
+        for rewards, count in counts.items():
+            # An advantage follows from the rewards: one response speaks for all like it.
+            row = self.vectors.index(rewards)
+            grpo = self.grpo[row]
+            gdpo = self.gdpo[row]
+            patterns.append(RewardPattern(rewards, count, grpo, gdpo, self.collapsed[row]))
+        return tuple(sorted(patterns, key=lambda each: (each.grpo, each.gdpo), reverse=True))
 
 
 def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Group]:
@@ -165,20 +159,20 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
 
     First come those with the most that GRPO treats as equal, then an order that knows no score.
     """
-    members: dict[tuple[float, str], list[Response]] = {}
-    for response in responses:
-        members.setdefault((response.mini_batch, response.group), []).append(response)
-    groups = [_Group(each, keys) for each in members.values()]
-    # In the order of the groups.
-    vectors = [vector for group in groups for vector in group.vectors]
-    places = [place for place, group in enumerate(groups) for _ in group.members]
-    table = GroupTable.of_rewards(vectors, len(keys), places)
+    ids = [(each.mini_batch, each.group) for each in responses]
+    groups = []
+    for places in places_by_group(ids):
+        groups.append(_Group([responses[place] for place in places], keys))
+    # None becomes NaN.
+    vectors = np.array([reward_vector(each.row, keys) for each in responses], dtype=np.float64)
+    rewards = torch.from_numpy(vectors.reshape(len(responses), len(keys)))
+    table = GroupTable.of(rewards, ids)
     columns = zip(table.scored.tolist(), table.constant.tolist(), table.dead.tolist(), strict=True)
     for group, (scored, constant, dead) in zip(groups, columns, strict=True):
         group.scored = scored
         group.constant = constant
         group.dead = dead
-    groups.sort(key=lambda group: (-len(group.collapsed), prompt_digest(group.prompt)))
+    groups.sort(key=lambda group: (-sum(group.collapsed), prompt_digest(group.prompt)))
     return groups
 
 
@@ -193,8 +187,7 @@ def _numbers_of(responses: Sequence[Response]) -> list[str]:
 @lru_cache(maxsize=4096)
 def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
     # Time and size are there for the cache, which else would answer from before the last change.
-    broken: list[int] = []
-    responses = responses_of(complete_rows(path, broken, DUMP_BYTES), path)
+    responses, incomplete = responses_of(numbered_rows(path, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
     if size > DUMP_BYTES:
@@ -202,40 +195,50 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
             f"{name} has {size / 2**20:,.0f} MiB: only its first {DUMP_BYTES >> 20} MiB were read, "
             "which may cut its last group."
         )
-        broken = []  # a file that is not read to its end ends within a line
-    elif broken:
+        incomplete = []  # a file that is not read to its end ends within a line
+    elif incomplete:
         notes.append(
-            f"{name}: {len(broken)} lines are not complete rows (the first is line {broken[0]}). "
-            "Its responses are shown, and its groups are not counted."
+            f"{name}: {len(incomplete)} lines are not complete rows (the first is line "
+            f"{incomplete[0]}). Its responses are shown, and its groups are not counted."
         )
     groups = _groups_of(responses, components)
-    counted = [group for group in groups if any(group.scored) and not broken]
-    if not any(any(group.scored) for group in groups):
+    scored = [group for group in groups if any(group.scored)]
+    if not scored:
         groups = _groups_of(responses, _numbers_of(responses))
+    counted = [] if incomplete else scored
     dead = [group for group in counted if group.dead]
     shown: list[dict[str, Any]] = []
     used = 0
     for group in groups:
-        found = _shown_group(group, components)
-        texts = [found["prompt"], found["expected"], *(row["text"] for row in found["rows"])]
-        used += sum(map(len, texts))
+        content = _shown_group(group, components)
+        used += len(content["prompt"]) + len(content["expected"])
+        used += sum(len(row["text"]) for row in content["rows"])
         if shown and used > STEP_CHARACTERS:
             break
-        shown.append(found)
+        shown.append(content)
     return DumpSummary(
         responses=len(responses),
-        complete=not broken,
+        complete=not incomplete,
         groups=len(counted),
-        dead=Counter(group.anyone for group in dead),
+        dead=Counter(_any_rewards(group) for group in dead),
         dead_prompt=short_prompt(dead[0].prompt) if dead else "",
         compared=sum(group.compared for group in counted),
-        collapsed=sum(bool(group.collapsed) for group in counted),
+        collapsed=sum(any(group.collapsed) for group in counted),
         collapsed_by_gdpo=sum(group.collapsed_by_gdpo for group in counted),
-        example=counted[0].patterns if counted and counted[0].collapsed else (),
+        example=counted[0].patterns if counted and any(counted[0].collapsed) else (),
         shown=tuple(shown),
         shown_of=len(groups),
         notes=tuple(notes),
     )
+
+
+def _any_rewards(group: _Group) -> Vector:
+    """Return a value of each reward; None where no response has it."""
+    rewards: list[float | None] = []
+    for column in zip(*group.vectors, strict=True):
+        values = [value for value in column if value is not None]
+        rewards.append(values[0] if values else None)
+    return tuple(rewards)
 
 
 def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
@@ -265,7 +268,7 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
                 "gdpo": gdpo,
                 "grpo": grpo,
                 "variant": reward_of(row.get(column)),
-                "collapsed": i in group.collapsed,
+                "collapsed": group.collapsed[i],
             }
         )
     return {

@@ -81,11 +81,8 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         facts=list(_facts(found)),
         summaries=summaries,
         notes=notes,
-        # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
-        figures={
-            name: [(panel.title, Markup(panel_svg(panel))) for panel in group]
-            for name, group in panels.items()
-        },
+        panels=panels,
+        panel_svg=panel_svg,
         window=smoothing_window(found),
         rows=rows,
         recipe_names=recipe_names,
@@ -107,8 +104,9 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     sentences = [f"{each.run}: {text}" for each in summaries for text in each.all()]
     tables = [(names, rows), (recipe_names, recipe_rows), (names, differences[:MOST_DIFFERENCES])]
     parts = [to_markdown(head, body) for head, body in tables if body]
-    parts.append("".join(f"- {markdown(text)}\n" for text in (*sentences, *notes)))
-    write_text(out_dir / "summary.md", "\n".join(filter(None, parts)))
+    if sentences or notes:
+        parts.append("".join(f"- {markdown(text)}\n" for text in sentences + notes))
+    write_text(out_dir / "summary.md", "\n".join(parts))
     write_text(out_dir / "index.html", page)
     return out_dir / "index.html"
 

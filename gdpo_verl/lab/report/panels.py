@@ -34,27 +34,26 @@ _OF_GROUPS = (
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
     """For each component that was scored its mean, constant groups, and part in the advantage."""
-    scored = [
-        name
-        for name in components
-        if any(
+    panels = []
+    for name in components:
+        draw = partial(_draw_component, recipes, name)
+        known = [
             run.series(names.MEAN.of(name)) or run.validation_series(name) for run in _runs(recipes)
-        )
-    ]
-    return [Panel(name, partial(_draw_component, recipes, name), 6.2) for name in scored]
+        ]
+        if any(known):
+            panels.append(Panel(name, draw, 6.2))
+    return panels
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Panels of distinct advantages by estimator, and of what else is logged of whole groups."""
     logged = _logged(recipes)
-    return [
-        Panel("Distinct advantages in a group", partial(_draw_distinct, recipes)),
-        *(
-            _metric_panel(recipes, title, metric.key, percent=metric.unit == "share")
-            for title, metric in _OF_GROUPS
-            if metric.key in logged
-        ),
-    ]
+    panels = [Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))]
+    for title, metric in _OF_GROUPS:
+        if metric.key in logged:
+            percent = metric.unit == "share"
+            panels.append(_metric_panel(recipes, title, metric.key, percent=percent))
+    return panels
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:

@@ -45,10 +45,8 @@ def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
     """
     groups: dict[Any, list[Run]] = {}
     for run in runs:
-        settings = {
-            k: v for k, v in _settings(run).items() if not k.rsplit(".", 1)[-1].endswith("seed")
-        }
-        key = (run.launch.get("recipe"), *settings.items()) if settings else run.path
+        settings = [each for each in _settings(run).items() if not each[0].endswith("seed")]
+        key = (run.launch.get("recipe"), *settings) if settings else run.path
         groups.setdefault(key, []).append(run)
     named = [_name(members) for members in groups.values()]
     return [
@@ -61,11 +59,12 @@ def config_differences(runs: Sequence[Run]) -> list[Row]:
     """The settings that differ between the runs whose configuration is known, by key."""
     settings = [_settings(run) for run in runs]
     keys = sorted(set().union(*settings))
-    return [
-        (key, tuple(_shown(each, key) for each in settings))
-        for key in keys
-        if len({each.get(key, NOTHING) for each in settings if each}) > 1
-    ]
+    rows = []
+    for key in keys:
+        values = {each.get(key, NOTHING) for each in settings if each}
+        if len(values) > 1:
+            rows.append((key, tuple(_shown(each, key) for each in settings)))
+    return rows
 
 
 def _name(members: Sequence[Run]) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest
+from gdpo_verl.lab.report.groups import TEXT_CHARACTERS, prompt_digest, reward_vector
 from gdpo_verl.lab.rundir.dumps import (
     DUMP_BYTES,
-    complete_rows,
-    reward_of,
+    numbered_rows,
     scores_text,
     short_prompt,
     shorten,
@@ -33,53 +32,55 @@ def choose_samples(runs: Sequence[Run], components: Sequence[str]) -> dict[str, 
       the `chosen` prompts with each run's completions as the page's template reads them, and the
       numbers of `prompts` to choose from and of those whose score `changed`.
     """
-    usable = [run for run in runs if len(run.validation) > 1]
-    ends = [(run, pick(run.validation)) for run in usable for pick in (min, max)]
+    ends: list[tuple[Run, int]] = []
+    for run in runs:
+        if len(run.validation) > 1:
+            ends += [(run, min(run.validation)), (run, max(run.validation))]
     answers = [_by_prompt(run, step) for run, step in ends]
     shared = set.intersection(*map(set, answers)) if answers else set()
-    moved: list[dict[str, Any]] = []
-    still: list[dict[str, Any]] = []
+    changed = []
+    unchanged = []
     for prompt in sorted(shared, key=prompt_digest):
-        found = [each[prompt] for each in answers]
+        responses = [each[prompt] for each in answers]
+        rewards = [reward_vector(each.row, components) for each in responses]
         # Of many rewards a prompt may have two; the others would be "not scored" throughout.
-        scored = [
-            name
-            for name in components
-            if any(reward_of(each.row.get(name)) is not None for each in found)
-        ]
-        scores = [scores_text({name: each.row.get(name) for name in scored}) for each in found]
-        sample = {
-            "title": short_prompt(prompt),
-            "prompt": shorten(prompt, MOST),
-            "expected": shorten(found[0].row.get("gts"), TEXT_CHARACTERS),
-            # First and last validation take turns, run by run.
-            "changed": scores[::2] != scores[1::2],
-            "completions": [
+        columns = zip(components, *rewards, strict=True)
+        scored = [name for name, *values in columns if set(values) != {None}]
+        completions = []
+        for (run, step), response in zip(ends, responses, strict=True):
+            completions.append(
                 {
                     "run": run.name,
                     "step": step,
                     "text": shorten(response.text, MOST),
-                    "scores": given,
+                    "scores": scores_text({name: response.row.get(name) for name in scored}),
                 }
-                for (run, step), response, given in zip(ends, found, scores, strict=True)
-            ],
+            )
+        texts = [each["scores"] for each in completions]
+        sample = {
+            "title": short_prompt(prompt),
+            "prompt": shorten(prompt, MOST),
+            "expected": shorten(responses[0].row.get("gts"), TEXT_CHARACTERS),
+            # First and last validation take turns, run by run.
+            "changed": texts[::2] != texts[1::2],
+            "completions": completions,
         }
-        (moved if sample["changed"] else still).append(sample)
+        if sample["changed"]:
+            changed.append(sample)
+        else:
+            unchanged.append(sample)
     return {
-        "chosen": [*moved[:CHANGED], *still[:UNCHANGED]],
+        "chosen": [*changed[:CHANGED], *unchanged[:UNCHANGED]],
         "prompts": len(shared),
-        "changed": len(moved),
+        "changed": len(changed),
     }
-
-
-def _is_scored(name: str, responses: Sequence[Response]) -> bool:
-    return any(reward_of(response.row.get(name)) is not None for response in responses)
 
 
 def _by_prompt(run: Run, step: int) -> dict[str, Response]:
     """The first response to each prompt; verl orders those to one prompt by session."""
     path = run.validation[step]
     found: dict[str, Response] = {}
-    for response in responses_of(complete_rows(path, [], DUMP_BYTES), path):
+    responses, _ = responses_of(numbered_rows(path, DUMP_BYTES), path)
+    for response in responses:
         found.setdefault(response.prompt, response)
     return found

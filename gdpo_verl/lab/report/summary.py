@@ -34,7 +34,7 @@ class Summary:
 
     def all(self) -> list[str]:
         """The alerts first."""
-        return [*(f"Alert: {alert}." for alert in self.alerts), *self.sentences]
+        return [f"Alert: {alert}." for alert in self.alerts] + list(self.sentences)
 
 
 def summarise_run(dumps: RunDumps) -> Summary:

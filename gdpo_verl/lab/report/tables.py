@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
+from typing import Any
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
@@ -134,9 +135,10 @@ def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
         ("advantage estimator", tuple(run.estimator for run in runs)),
         ("training steps", tuple(map(_steps, runs))),
         ("validated at steps, first → last", tuple(map(_validated, runs))),
-        *((each.label, tuple(_cell(each, [run]) for run in runs)) for each in found),
-        ("time in steps and validation, without start-up", tuple(map(_total_time, runs))),
     ]
+    for each in found:
+        rows.append((each.label, tuple(_cell(each, [run]) for run in runs)))
+    rows.append(("time in steps and validation, without start-up", tuple(map(_total_time, runs))))
     return [row for row in rows if set(row[1]) != {NOTHING}]
 
 
@@ -162,23 +164,23 @@ def recipe_table(
     rows: list[Row] = [("runs", tuple(counts))]
     for each in found:
         cells = [_cell(each, recipe.runs) for recipe in recipes]
-        if any(cell != NOTHING for cell in cells):
-            if pairs:
-                # Not over the pairs that are left, whose seeds would be a choice.
-                lasts = {path: last for path, (_, last) in each.of.items()}
-                whole = all(run.path in lasts for pair in pairs for run in pair)
-                differences = [lasts[a.path] - lasts[b.path] for a, b in pairs] if whole else []
-                cells.append(_difference(differences, each.form) if whole else NOTHING)
-            rows.append((each.label, tuple(cells)))
+        if set(cells) == {NOTHING}:
+            continue
+        if pairs:
+            cells.append(_difference(each, pairs))
+        rows.append((each.label, tuple(cells)))
     return names, rows
 
 
 def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
     """A table in Markdown, with a column for each name."""
-    lines = [("", *names), *((label, *cells) for label, cells in rows)]
-    table = ["| " + " | ".join(map(markdown, line)) + " |" for line in lines]
-    table.insert(1, "|---" * (len(names) + 1) + "|")
-    return "\n".join(table) + "\n"
+    lines = [_markdown_line("", names), "|---" * (len(names) + 1) + "|"]
+    lines += [_markdown_line(label, cells) for label, cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_line(label: str, cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(markdown, [label, *cells])) + " |"
 
 
 def markdown(cell: str) -> str:
@@ -200,14 +202,17 @@ def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
 
     The smaller ones are summed up as "other", with what the step took beyond its phases.
     """
+    sums: dict[str, float] = {}
+    for data in (each for run in runs for each in run.metrics.values()):
+        for key, value in data.items():
+            name = key.removeprefix("timing_s/")
+            # A second slash marks statistics of something within a phase.
+            if name != key and "/" not in name:
+                sums[name] = sums.get(name, 0.0) + value
     steps = sum(len(run.values("timing_s/step")) for run in runs)
-    keys = dict.fromkeys(key for run in runs for data in run.metrics.values() for key in data)
-    # A second slash marks statistics of something within a phase.
-    names = [key[9:] for key in keys if key.startswith("timing_s/") and "/" not in key[9:]]
-    sums = {name: sum(sum(run.values(f"timing_s/{name}")) for run in runs) for name in names}
-    whole = sums.pop("step", 0.0)
     if not steps:
         return {}
+    whole = sums.pop("step")
     # verl validates and saves outside of what it calls the step.
     inside = sum(value for name, value in sums.items() if name != "testing")
     order = sorted(sums, key=lambda name: -sums[name])
@@ -221,11 +226,11 @@ def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
     sources = dict.fromkeys(source for each in by_source.values() for source in each)
     for source in sources:
         where = f" ({source})" if len(sources) > 1 else ""
-        ends = {
-            path: (series[0][1] if len(series) > 1 else None, series[-1][1])
-            for path, each in by_source.items()
-            if (series := each.get(source))
-        }
+        ends: dict[Path, Ends] = {}
+        for path, each in by_source.items():
+            values = [value for _, value in each.get(source, [])]
+            if values:
+                ends[path] = (values[0] if len(values) > 1 else None, values[-1])
         yield Quantity(f"held-out {component}{where}, before → after", ends)
 
 
@@ -233,20 +238,25 @@ def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
     """The runs of two recipes by seed; none where seeds are unknown, unequal or one alone."""
     if len(recipes) != 2:
         return []
-    first, second = ({run.setting("data.seed"): run for run in recipe.runs} for recipe in recipes)
-    if None in first or set(first) != set(second) or len(first) < 2:
-        return []
-    # A seed that a recipe has twice leaves it open which of its runs to compare.
-    if any(len(recipe.runs) != len(first) for recipe in recipes):
+    first = _by_seed(recipes[0])
+    second = _by_seed(recipes[1])
+    if first.keys() != second.keys() or len(first) < 2:
         return []
     return [(run, second[seed]) for seed, run in first.items()]
+
+
+def _by_seed(recipe: Recipe) -> dict[Any, Run]:
+    """The runs by seed; empty where one has none, or a seed occurs twice."""
+    runs = {run.setting("data.seed"): run for run in recipe.runs}
+    return {} if None in runs or len(runs) < len(recipe.runs) else runs
 
 
 def _cell(quantity: Quantity, runs: Sequence[Run]) -> str:
     """Both ends of a quantity over the runs that have it."""
     known = [quantity.of[run.path] for run in runs if run.path in quantity.of]
-    columns = zip(*known, strict=True)
-    ends = [_spread([v for v in column if v is not None], quantity.form) for column in columns]
+    starts = [start for start, _ in known if start is not None]
+    lasts = [last for _, last in known]
+    ends = [_spread(starts, quantity.form), _spread(lasts, quantity.form)]
     return " → ".join(filter(None, ends)) or NOTHING
 
 
@@ -260,14 +270,19 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{fmean(values):{form}} ± {stdev(values):{form}}"
 
 
-def _difference(values: Sequence[float], form: str) -> str:
-    """
-    >>> _difference([-0.5, -0.5], ".1%"), _difference([1.0, 1.0], ".3f")
-    ('−50.0 ± 0.0 points', '+1.000 ± 0.000')
-    """
-    scale, form, unit = (100, ".1f", " points") if "%" in form else (1, form, "")
-    mean = f"{fmean(values) * scale:+{form}}".replace("-", "−")
-    return f"{mean} ± {half_interval(values) * scale:{form}}{unit}"
+def _difference(quantity: Quantity, pairs: Sequence[tuple[Run, Run]]) -> str:
+    """The mean difference of the last values, with its interval."""
+    differences = []
+    for first, second in pairs:
+        if first.path not in quantity.of or second.path not in quantity.of:
+            # Not over the pairs that are left, whose seeds would be a choice.
+            return NOTHING
+        differences.append(quantity.of[first.path][1] - quantity.of[second.path][1])
+    scale, form, unit = 1, quantity.form, ""
+    if "%" in form:
+        scale, form, unit = 100, ".1f", " points"
+    mean = f"{fmean(differences) * scale:+{form}}".replace("-", "−")
+    return f"{mean} ± {half_interval(differences) * scale:{form}}{unit}"
 
 
 def _steps(run: Run) -> str:
@@ -277,13 +292,13 @@ def _steps(run: Run) -> str:
 
 
 def _validated(run: Run) -> str:
-    steps = [
-        step
-        for name in run.components
-        for series in run.validation_series(name).values()
-        for step, _ in series
-    ]
-    return " → ".join(dict.fromkeys((str(min(steps)), str(max(steps))))) if steps else NOTHING
+    steps: list[int] = []
+    for name in run.components:
+        for series in run.validation_series(name).values():
+            steps += [step for step, _ in series]
+    if not steps:
+        return NOTHING
+    return " → ".join(dict.fromkeys((str(min(steps)), str(max(steps)))))
 
 
 def _total_time(run: Run) -> str:

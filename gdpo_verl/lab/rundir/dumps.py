@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,26 @@ def reward_of(value: Any) -> float | None:
     return None
 
 
+def number_of(value: Any, name: str, place: str) -> float | None:
+    """Return a dumped number, of a list (a number for each turn) the sum; None where not scored.
+
+    Raises:
+      ValueError: the value is something else; says what is at which place.
+    """
+    if isinstance(value, list):
+        turns = [number_of(each, name, place) for each in value]
+        scored = [turn for turn in turns if turn is not None]
+        return math.fsum(scored) if scored and len(scored) == len(turns) else None
+    if value is None or value != value:
+        return None
+    number = reward_of(value)
+    if number is None:
+        raise ValueError(
+            f"{place}: expected a finite number for {name!r}, found {shorten(repr(value), 40)}"
+        )
+    return number
+
+
 def step_of(path: Path) -> int | None:
     """Return the step of verl's <step>.jsonl or TRL's completions_<step>.parquet, else None.
 
@@ -90,9 +110,12 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
     left = most
     number = 0
     with path.open("rb") as stream:
-        while line := stream.readline(left):
-            left = left - len(line)
-            number = number + 1
+        while True:
+            line = stream.readline(left)
+            if not line:
+                return
+            left -= len(line)
+            number += 1
             try:
                 parsed = parse_json(line)
             except ValueError:
@@ -101,15 +124,6 @@ def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Ro
                 yield number, _with_verls_names(parsed)
             elif line.strip():
                 yield number, None
-
-
-def complete_rows(path: Path, incomplete: list[int], most: int) -> Iterator[tuple[int, Row]]:
-    """Yield the numbered rows; `incomplete` gets the numbers of the lines that are none."""
-    for line, row in numbered_rows(path, most):
-        if row is None:
-            incomplete.append(line)
-        else:
-            yield line, row
 
 
 def _with_verls_names(row: Row) -> Row:
@@ -205,10 +219,11 @@ def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
     >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
     ('', '')
     """
-    # A component may be named alike; the plug-in writes it before these two.
-    after = list(dropwhile(lambda key: key not in ADVANTAGES, row))[len(ADVANTAGES) :]
-    column = next((key for key in after if key.endswith(ADVANTAGE)), "")
-    return column.removesuffix(ADVANTAGE), column
+    columns = [name for name in row if name.endswith(ADVANTAGE)]
+    # A component may be named alike. The plug-in writes it before GDPO and GRPO, the variant after.
+    if ADVANTAGES[0] not in columns or columns[-1] in ADVANTAGES:
+        return "", ""
+    return columns[-1].removesuffix(ADVANTAGE), columns[-1]
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:

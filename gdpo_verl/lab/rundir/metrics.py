@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,26 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
       RunError: TRL's state cannot be read, or there are only TensorBoard's files and tensorboard
         is not installed.
     """
-    files = [run] if run.is_file() else [path for _, path in _earlier_metrics(run)]
-    files += [run / METRICS] if (run / METRICS).is_file() else []
-    if not files and (others := tracker_files(run)):
+    if run.is_file():
+        return _read_lines([run], notes), ""
+    files = [path for _, path in _earlier_metrics(run)]
+    if (run / METRICS).is_file():
+        files.append(run / METRICS)
+    if files:
+        return _read_lines(files, notes), ""
+    others = tracker_files(run)
+    if others:
         notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
-        files = others[-1:]
-    if not files and (state := trainer_state(run)):
+        return _read_lines(others[-1:], notes), ""
+    state = trainer_state(run)
+    if state:
         return _read_state(state, notes), state.relative_to(run).as_posix()
-    if not files and (events := sorted({path.parent for path in run.rglob(EVENTS)})):
-        return _read_events(run, events, notes)
+    events = sorted({path.parent for path in run.rglob(EVENTS)})
+    return _read_events(run, events, notes) if events else ({}, "")
+
+
+def _read_lines(files: Sequence[Path], notes: list[str]) -> dict[int, Metrics]:
+    """Read files of the `file` tracker, in the order of the launches."""
     metrics: dict[int, Metrics] = {}
     for path in files:
         for step, data in _records(path, notes):
@@ -69,7 +80,7 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
             # A resumed run first validates at the step of its checkpoint, trained before.
             earlier = metrics.get(step, {}) if only_validation(data) else {}
             metrics[step] = {**earlier, **data}
-    return metrics, ""
+    return metrics
 
 
 def trainer_state(run: Path) -> Path | None:
@@ -125,23 +136,30 @@ def only_validation(data: Mapping[str, float]) -> bool:
 
 
 def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
-    found = ((re.fullmatch(r"metrics\.(\d+)\.jsonl", path.name), path) for path in run.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    numbered = []
+    for path in run.glob("metrics.*.jsonl"):
+        number = path.name.removeprefix("metrics.").removesuffix(".jsonl")
+        if number.isdecimal():
+            numbered.append((int(number), path))
+    return sorted(numbered)
 
 
 def tracker_files(path: Path) -> list[Path]:
     """Return the tracker's files at a path, known by their first line; the newest last."""
-    found = []
+    files = []
     for file in [path, *path.glob("*.jsonl")]:
         if file.is_file():
             with file.open("rb") as stream:
-                found += [file] if parse_metrics_line(stream.readline(1 << 20)) else []
-    return sorted(found, key=lambda file: file.stat().st_mtime)
+                line = stream.readline(1 << 20)
+            if parse_metrics_line(line):
+                files.append(file)
+    return sorted(files, key=lambda file: file.stat().st_mtime)
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if record := parse_metrics_line(line):
+        record = parse_metrics_line(line)
+        if record:
             yield record
         elif line.strip():
             notes.append(f"Line {number} of {path.name} is not a complete metrics line; ignored.")
@@ -181,7 +199,8 @@ def _name_from_trl(key: str, data_set: str | None) -> str:
     ('val-aux/gsm8k/short/mean@1', 'val-aux/eval/loss')
     """
     source = data_set or "eval"
-    if match := _EVALUATED.fullmatch(key):
+    match = _EVALUATED.fullmatch(key)
+    if match:
         return f"val-aux/{source}/{match[1]}/mean@1"
     if key.startswith("eval_"):
         return f"val-aux/{source}/{key.removeprefix('eval_')}"

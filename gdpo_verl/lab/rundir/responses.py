@@ -6,8 +6,8 @@ last output holds its rewards (`gdpo_verl.plugin.batch.Sessions`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage.checks import is_number
-from gdpo_verl.advantage.groups import Groups, Spread, factorize_groups, groups_with_any
+from gdpo_verl.advantage.groups import GroupIds, Spread, factorize_groups, groups_with_any
 from gdpo_verl.config.components import MINI_BATCH
-from gdpo_verl.lab.rundir.dumps import Row, is_padding, reward_of, row_key
+from gdpo_verl.lab.rundir.dumps import Row, is_padding, number_of, reward_of, row_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +62,29 @@ class Response:
         """File and line, for people."""
         return f"{self.file}, line {self.line}"
 
+    def number(self, column: str) -> float | None:
+        """Return a number of its row as `number_of` does; ValueError names file and line."""
+        return number_of(self.row.get(column), column, self.place)
 
-def responses_of(rows: Iterable[tuple[int, Row]], file: Path, group: str = "") -> list[Response]:
-    """Join numbered rows to responses, without padding.
+
+def responses_of(
+    rows: Iterable[tuple[int, Row | None]], file: Path, group: str = ""
+) -> tuple[list[Response], list[int]]:
+    """Return the responses of numbered rows, without padding, and the lines that are incomplete.
 
     Args:
+      rows: as `numbered_rows` yields them.
       group: the column that names the group; "" for verl's uid, else the prompt.
 
     Raises:
       ValueError: a row has no value in the column of the group; names file and line.
     """
-    found: dict[Any, Response] = {}
+    responses: dict[Any, Response] = {}
+    incomplete = []
     for line, row in rows:
+        if row is None:
+            incomplete.append(line)
+            continue
         key = row_key(row)
         if is_padding(row, key):
             continue
@@ -90,10 +100,22 @@ def responses_of(rows: Iterable[tuple[int, Row]], file: Path, group: str = "") -
         response = Response(file, line, str(name), mini_batch, row)
         # A row without a key is a session of its own.
         session = line if key is None else (key.uid, key.session)
-        if session in found:
-            response = _joined(found[session], response)
-        found[session] = response
-    return list(found.values())
+        if session in responses:
+            response = _joined(responses[session], response)
+        responses[session] = response
+    return list(responses.values()), incomplete
+
+
+def places_by_group(group_ids: Iterable[Hashable]) -> list[list[int]]:
+    """Return the places of each group's responses, the groups in the order of their first one.
+
+    >>> places_by_group(["a", "b", "a"])
+    [[0, 2], [1]]
+    """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, group in enumerate(group_ids):
+        places[group].append(place)
+    return list(places.values())
 
 
 def _joined(one: Response, other: Response) -> Response:
@@ -136,23 +158,16 @@ class Batch:
         Raises:
           ValueError: a value is not a number; names file and line.
         """
-        numbers = []
-        for response in self.responses:
-            value = response.row.get(column)
-            if value is None or value != value:
-                numbers.append(math.nan)
-            elif is_number(value):
-                numbers.append(float(value))
-            else:
-                raise ValueError(
-                    f"{response.place}: expected a finite number for {column!r}, found {value!r}"
-                )
-        return torch.tensor(numbers, dtype=torch.float64)
+        numbers = [each.number(column) for each in self.responses]
+        # None becomes NaN.
+        return torch.from_numpy(np.array(numbers, dtype=np.float64))
 
 
 @dataclass(frozen=True)
 class GroupTable:
-    """What varies in each of G groups.
+    """What varies in each of G groups, among the rewards as they were returned.
+
+    It is the definition of the training's metrics (`gdpo_verl.diagnostics.component_metrics`).
 
     Attributes:
       size: int64, shape (G,), the responses of each group.
@@ -164,33 +179,14 @@ class GroupTable:
     varies: Tensor
 
     @classmethod
-    def of(cls, spread: Spread, groups: Groups) -> GroupTable:
-        """Return the table of a batch that was decomposed."""
+    def of(cls, rewards: Tensor, group_ids: GroupIds) -> GroupTable:
+        """Return the table of rewards before conditions: float64, shape (B, K)."""
+        groups = factorize_groups(group_ids, rewards)
+        spread = Spread(rewards, groups)
         return cls(
             groups.codes.bincount(minlength=groups.number),
             groups_with_any(spread.scored, groups),
-            groups_with_any(spread.group_varies, groups),
-        )
-
-    @classmethod
-    def of_rewards(
-        cls, rewards: Sequence[Sequence[float | None]], components: int, ids: Sequence[Any]
-    ) -> GroupTable:
-        """Return the table of responses with these rewards and groups; None is not scored."""
-        # None becomes NaN.
-        values = torch.from_numpy(
-            np.array(rewards, dtype=np.float64).reshape(len(rewards), components)
-        )
-        groups = factorize_groups(ids, values)
-        return cls.of(Spread(values, groups), groups)
-
-    @classmethod
-    def together(cls, tables: Sequence[GroupTable]) -> GroupTable:
-        """Return the table of the groups of several batches."""
-        return cls(
-            torch.cat([each.size for each in tables]),
-            torch.cat([each.scored for each in tables]),
-            torch.cat([each.varies for each in tables]),
+            groups_with_any(spread.varies, groups),
         )
 
     @property

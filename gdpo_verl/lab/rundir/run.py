@@ -111,7 +111,8 @@ class Run:
             # mean@n exists for several n when some prompts lost a session: the largest has all.
             largest: dict[str, tuple[int, float]] = {}
             for key, value in data.items():
-                if match := _VALIDATION.fullmatch(key):
+                match = _VALIDATION.fullmatch(key)
+                if match:
                     candidate = (int(match["n"]), value)
                     largest[match["name"]] = max(largest.get(match["name"], (0, 0.0)), candidate)
             for name, (_, value) in largest.items():
@@ -159,9 +160,10 @@ def read_run(path: Path) -> Run:
     if path.is_file() and path.name in (METRICS, STATE):
         path = path.parent
     if not path.is_dir() and not tracker_files(path):
+        instead = "another file" if path.exists() else "nothing"
         raise RunError(
             f"{path}: expected a run directory that holds {METRICS}, or a file of verl's `file` "
-            f"tracker or TRL's {STATE}, found {'another file' if path.exists() else 'nothing'}. "
+            f"tracker or TRL's {STATE}, found {instead}. "
             "Give for example runs/quickstart/gdpo or PROJECT/EXPERIMENT.jsonl."
         )
     notes: list[str] = []
@@ -223,23 +225,19 @@ def config_of(run: Path | None) -> DictConfig:
     )
 
 
-def read_settings(path: Path) -> DictConfig:
-    """Read a configuration in which references to other keys of the file are followed.
-
-    Every other interpolation is text: ``${oc.env:HOME}`` would show a variable of the reader's.
-    """
-    # By name, so that a configuration whose root is a list fails here.
-    return as_settings(OmegaConf.to_container(DictConfig(OmegaConf.load(path)), resolve=False))
-
-
 def settings_with(file: Path, *nodes: str) -> DictConfig:
     """Read a run's configuration, in which these nodes are mappings or absent.
+
+    References to other keys of the file are followed. Every other interpolation is text:
+    ``${oc.env:HOME}`` would show a variable of the reader's.
 
     Raises:
       ValueError: the file is something else, such as another program's; names it.
     """
     try:
-        settings = read_settings(file)
+        # By name, so that a configuration whose root is a list fails here.
+        root = DictConfig(OmegaConf.load(file))
+        settings = as_settings(OmegaConf.to_container(root, resolve=False))
     # OmegaConf has an error of each of these classes for a file that is something else.
     except (OmegaConfBaseException, yaml.YAMLError, AssertionError, TypeError, OSError) as error:
         raise ValueError(_other_configuration(file, error)) from error
@@ -279,7 +277,7 @@ def select(config: DictConfig, key: str) -> Any:
 
 
 def as_settings(root: Any) -> DictConfig:
-    """Return a configuration whose interpolations are those that `read_settings` follows."""
+    """Return a configuration whose interpolations are those that `settings_with` follows."""
     return DictConfig(_without_resolvers(root))
 
 
@@ -373,9 +371,10 @@ def is_running(run: Path) -> bool:
         return False
     try:
         found = read_run(run)
-        if state := trainer_state(run):
-            known = load_state(state)
-            return bool(known["global_step"] < known["max_steps"])
+        file = trainer_state(run)
+        if file:
+            state = load_state(file)
+            return bool(state["global_step"] < state["max_steps"])
     except RunError:
         return False
     # Without these files a run is in progress until its last step, or always where none is known.

@@ -6,7 +6,6 @@ Dumps are read a step at a time; a file that may hold several steps is read at o
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from gdpo_verl.lab.rundir.dumps import (
     TEXTS,
     Row,
     assistant_text,
-    complete_rows,
     numbered_rows,
     reward_of,
     step_files,
@@ -125,30 +123,25 @@ class Source:
         rows = self._all_rows()
         if self.named or self.scorer or self.logged:
             rows = itertools.islice(rows, _PEEK)
-        columns: dict[str, None] = {}
-        numbers: set[str] = set()
+        # Whether a row has a reward in the column.
+        columns: dict[str, bool] = {}
+        # The first place of a text that is a number.
         texts: dict[str, str] = {}
-        settled: set[str] = set()
         for path, line, row in rows:
             for name, value in (row or {}).items():
-                if name in settled:
+                if columns.setdefault(name, False) or not self._may_be_reward(name):
                     continue
-                columns.setdefault(name)
-                if not self._may_be_reward(name):
-                    settled.add(name)
-                elif reward_of(value) is not None:
-                    numbers.add(name)
-                    settled.add(name)
-                elif isinstance(value, str) and _is_number_text(value):
+                columns[name] = reward_of(value) is not None
+                if isinstance(value, str) and _is_number_text(value):
                     texts.setdefault(name, f"{path}, line {line}")
         if not columns:
             raise ValueError(
                 f"{self.first_place}: expected rows, one JSON object a line, found none"
             )
         self.columns = list(columns)
-        self.numbers = [name for name in columns if name in numbers]
+        self.numbers = [name for name in columns if columns[name]]
         for name, place in texts.items():
-            if name not in numbers:
+            if not columns[name]:
                 self._note(
                     f"{place}: the numbers of {name!r} are texts, so that it is no component; "
                     "write them as numbers"
@@ -216,15 +209,15 @@ class Source:
     @cached_property
     def algorithm(self) -> dict[str, Any] | None:
         """verl's node of the run's configuration, where that was kept."""
-        found = None
+        algorithm = None
         # A run of verl's own command has what Hydra kept of it.
         for config in (self.run / ".hydra/config.yaml", self.run / layout.CONFIG):
             if config.is_file():
-                found = node_of(config, "algorithm")
+                algorithm = node_of(config, "algorithm")
                 if not self.trust:
                     remedy = "add --trust; otherwise give a copy of only the folder of dumps"
-                    check_no_foreign_code({"algorithm": found}, str(config), remedy)
-        return found
+                    check_no_foreign_code({"algorithm": algorithm}, str(config), remedy)
+        return algorithm
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in the order of their steps.
@@ -260,9 +253,7 @@ class Source:
 
     def _responses(self, number: int | None, path: Path) -> list[Response]:
         """Return a file's responses; none of a step with an incomplete row."""
-        incomplete: list[int] = []
-        rows = complete_rows(path, incomplete, sys.maxsize)
-        responses = responses_of(rows, path, self.group)
+        responses, incomplete = responses_of(numbered_rows(path), path, self.group)
         if incomplete and number is None:
             raise ValueError(
                 f"{path}, line {incomplete[0]}: expected a JSON object, found an incomplete one. "
@@ -358,9 +349,11 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
     """
     if path.is_file() and path.suffix in SUFFIXES:
         return {step_of(path): path}
-    inside = [*path.glob("*/"), *path.glob("*/*/")]
-    folders = [path, *(each for each in inside if each.name != layout.VALIDATION)]
-    found = {folder: files for folder in folders if (files := step_files(folder))}
+    found: dict[Path, list[tuple[int, Path]]] = {}
+    for folder in [path, *path.glob("*/"), *path.glob("*/*/")]:
+        files = step_files(folder)
+        if files and (folder == path or folder.name != layout.VALIDATION):
+            found[folder] = files
     if not found:
         names = sorted(each.name for each in path.glob("*"))
         raise NoDumpsError(
