@@ -578,6 +578,8 @@ COMPOSED = {
     "instructions/gdpo": {},
     "math_length/grpo_conditioned": {"brevity": "é"},
 }
+SLOW = ["code/grpo_strict", "gsm8k/gdpo", "math_length/gdpo_relative", "tool_call/gdpo"]
+SLOW += ["tool_turns/grpo", "toolbox/gdpo"]
 LIST = "++algorithm={gdpo_reward_keys: [%s], gdpo_reward_weights: [1, 1, 1, 1, 1]}"
 
 
@@ -589,7 +591,9 @@ def composed(name, words):
         return hydra.compose("ppo_trainer", words).algorithm
 
 
-@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize(
+    "name", [*COMPOSED, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_advice_is_composed_and_replayed_with_any_configuration(tmp_path, name):
     words = [LIST % ", ".join(mixed(random.Random(0)))] if name.endswith("a list") else []
     node = OmegaConf.to_container(composed(name, words), resolve=True)
