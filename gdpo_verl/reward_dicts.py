@@ -279,11 +279,12 @@ def turn_lists(
     Raises:
       ValueError: there is no list, or what is no number in it; names key and row.
     """
-    return {
-        key: [_turns_of(info, key, objective, row) for info, row in zip(infos, rows, strict=True)]
-        for key in objective.keys
-        if key in objective.by_turn
-    }
+    lists = {}
+    for key in objective.keys:
+        if key in objective.by_turn:
+            pairs = zip(infos, rows, strict=True)
+            lists[key] = [_turns_of(info, key, objective, row) for info, row in pairs]
+    return lists
 
 
 def _turns_of(

@@ -111,7 +111,9 @@ def _asks(key: str, value: Any) -> bool:
 
 def nearest(key: Any, value: Any, root: str) -> str:
     """' Did you mean …?' with the place of the setting whose name is like this one, else ''."""
-    paths = [*OUR_KEYS, SCALE, *(f"gdpo.{name}" for name in (*SECTION, *VARIANTS))]
+    paths = [*OUR_KEYS, SCALE]
+    for name in (*SECTION, *VARIANTS):
+        paths.append(f"gdpo.{name}")
     for variant in VARIANTS.values():
         paths += [f"gdpo.{variant.name}.{name}" for name in variant.defaults]
     places = {_short(path): path for path in reversed(paths)}
@@ -337,7 +339,10 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
     # code.
     own = is_address(name)
     chosen = own_name(name) if own else find_variant(name, f"{where}.variant").name
-    known = [*SECTION, *(name for name in VARIANTS if name != "gdpo")]
+    known = list(SECTION)
+    for variant in VARIANTS:
+        if variant != "gdpo":
+            known.append(variant)
     if own:
         known.append(chosen)
     for key, value in node.items():

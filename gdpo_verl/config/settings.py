@@ -222,7 +222,10 @@ class GdpoConfig:
         if variant is None:
             return
         # Between its steps a schedule lies between their weights, so that no other sign occurs.
-        for step in {0, *(step for each in self.schedule.values() for step in each.steps)}:
+        steps = {0}
+        for schedule in self.schedule.values():
+            steps.update(schedule.steps)
+        for step in steps:
             variant.check_weights(objective.weights_at(step), self.wording.weights)
         where = f"{self.wording.root}.gdpo.variant"
         try:

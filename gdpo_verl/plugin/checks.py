@@ -1,4 +1,4 @@
-"""What rejects a run before its first rollout: one list of checks, in the order in which they run.
+"""The checks that can reject a run before its first rollout, in the order in which they run.
 
 Each check raises ValueError, which names the configuration key in full and the remedy. The table in
 docs/settings.md lists the same checks.
@@ -60,7 +60,7 @@ class Moment(Enum):
 
 @dataclass
 class Run:
-    """What is known of a run.
+    """The facts about a run that the checks read.
 
     Attributes:
       config: verl's configuration.
@@ -204,7 +204,8 @@ def check_trainer(run: Run) -> None:
         return
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
-    if absent := [key for key in objective.keys if key in objective.optional]:
+    absent = [key for key in objective.keys if key in objective.optional]
+    if absent:
         raise ValueError(
             f"algorithm.gdpo_reward_keys: {absent} may be absent, and verl's legacy, fully_async "
             "and one_step_off trainers take the keys of a batch's first response for all of them. "
@@ -266,7 +267,8 @@ def warn_of_no_effect(run: Run) -> None:
         "algorithm.gdpo.conditions": settings.conditions and manager != MANAGER_NAME,
         "algorithm.gdpo_reward_weights": settings.reward_weights and manager != MANAGER_NAME,
     }
-    if keys := [key for key, is_ignored in ignored.items() if is_ignored]:
+    keys = [key for key, is_ignored in ignored.items() if is_ignored]
+    if keys:
         logger.warning(
             "%s: no effect on what is learned under algorithm.adv_estimator=%s, which optimises "
             "the score that reward.reward_manager.name=%s gives. Weights and conditions are part "

@@ -138,10 +138,10 @@ class Dump:
         if by_turn is not None:
             lists[TOKENS] = by_turn.turns.lists(by_turn.turns.tokens)
             lists[self.variant or "gdpo_advantage"] = by_turn.lists
-        return {
-            f"{name}{BY_TURN}": [turns and as_written(turns) for turns in column]
-            for name, column in lists.items()
-        }
+        written: dict[str, list[Any]] = {}
+        for name, column in lists.items():
+            written[f"{name}{BY_TURN}"] = [turns and as_written(turns) for turns in column]
+        return written
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
         """Return the columns of these rows; None for padding and where not scored.
@@ -154,7 +154,10 @@ class Dump:
         if self._mini_batches == 1:
             names.remove(MINI_BATCH)
         rows = [self._rows.get(key, {}) for key in row_keys]
-        return {name: [row.get(name) for row in rows] for name in names}
+        columns: dict[str, list[Any]] = {}
+        for name in names:
+            columns[name] = [row.get(name) for row in rows]
+        return columns
 
     def move_into(self, infos: dict[str, Any]) -> dict[str, Any]:
         """Add our columns to verl's and clear ours; columns of validation are not changed."""

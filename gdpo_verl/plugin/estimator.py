@@ -174,7 +174,9 @@ def rows_of_columns(
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
     known = [key for key in objective.keys if key in columns]
-    infos = [{key: columns[key][row] for key in known} for row in range(len(uids))]
+    infos = []
+    for row in range(len(uids)):
+        infos.append({key: columns[key][row] for key in known})
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]
     return RewardRows(objective, infos, keys)
 

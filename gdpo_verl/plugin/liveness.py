@@ -78,8 +78,10 @@ class ActorWatch:
         A call to a dead actor may fail before Ray reports the death.
         """
         deadline = time.monotonic() + NAMING_SECONDS
-        while (death := self.first_death()) is None and time.monotonic() < deadline:
+        death = self.first_death()
+        while death is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+            death = self.first_death()
         return death
 
     def check(self) -> None:

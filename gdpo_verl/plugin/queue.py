@@ -62,7 +62,10 @@ def columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> lis
     fields = fetch(keys, partition_id, ["uid", *names])  # perhaps only uid exists
     known = [name for name in names if name in fields.keys()]  # noqa: SIM118  a TensorDict
     present = {name: _values(fields[name]) for name in known}
-    return [{name: values[row] for name, values in present.items()} for row in range(len(keys))]
+    infos = []
+    for row in range(len(keys)):
+        infos.append({name: values[row] for name, values in present.items()})
+    return infos
 
 
 def _values(column: Any) -> list[Any]:

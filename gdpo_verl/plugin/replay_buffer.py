@@ -96,7 +96,8 @@ class SessionFailures:
         new = failed - self._counted
         if new:
             rows = map(RowKey.parse, self._buffer.partitions["train"])
-            answered = Counter(uid for uid, _ in {(row.uid, row.session) for row in rows})
+            sessions = {(row.uid, row.session) for row in rows}
+            answered = Counter(uid for uid, _ in sessions)
             # A prompt may have been rolled out more than n times.
             self._count += sum(max(0, self._group_size - answered[uid]) for uid in new)
         self._counted = failed

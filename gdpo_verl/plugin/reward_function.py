@@ -28,11 +28,16 @@ JUDGE = f"{ARGUMENTS}.judge"
 _ELSEWHERE = {"sandbox_fusion_url": "reward.sandbox_fusion.url"}
 # The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
+_PACKAGE = Path(__file__).parents[1]
 # Files that are not the user's in a traceback.
 LIBRARIES = (
     "<frozen ",
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(__file__).parents[1] / package) for package in ("config", "plugin", "lab")),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    str(_PACKAGE / "config"),
+    str(_PACKAGE / "plugin"),
+    str(_PACKAGE / "lab"),
 )
 
 

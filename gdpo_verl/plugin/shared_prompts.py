@@ -238,5 +238,6 @@ def _unmet(config: Any) -> list[str]:
         for key, values in _NEEDS.items()
         if OmegaConf.select(config, key) not in values
     ]
-    found = upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS)
-    return [*wrong, *(f"another version of verl: {problem}" for problem in found)]
+    for problem in upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS):
+        wrong.append(f"another version of verl: {problem}")
+    return wrong

@@ -286,7 +286,8 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         result = original(trainer, *args, **kwargs)
     except RayActorError as error:
-        if death := watch.wait_for_death():
+        death = watch.wait_for_death()
+        if death:
             raise RuntimeError(death) from error
         raise
     watch.stop()  # verl ends its actors now

@@ -1,4 +1,4 @@
-"""Whether a run uses the plug-in, and which components it has. What rejects it: `checks`."""
+"""Find out whether a run uses the plug-in, and which components it has. `checks` rejects runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def objective_of(
     if not (is_gdpo(config) or declared or settings.reward_keys or settings.derived):
         return None
     for row, info in (returned or {}).items():
-        if reason := failed_judgement(info):
+        reason = failed_judgement(info)
+        if reason:
             raise ValueError(
                 f"reward.reward_manager: row {row}: no reward but {reason!r}. Check the "
                 "judge that the reward asks, or reward.timeout."
@@ -81,7 +82,8 @@ def objective_of(
             error = info.get(f"{judged.name}_error")
             if error and info.get(f"{judged.name}_said") is None:
                 raise ValueError(f"{JUDGE}: row {row}: {error}")
-        if problem := reward.not_a_dict(info, settings):
+        problem = reward.not_a_dict(info, settings)
+        if problem:
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
         known = unnested(info)
         read_components([known], settings.resolve(declared, list(known)), [row])

@@ -252,7 +252,7 @@ def _formulas(question: str) -> list[Any]:
 
 
 def _key(latex: str, formula: Any) -> tuple[list[str], Any]:
-    """What equal formulas share: their digits, and what is named or in braces."""
+    """Return what equal formulas share: their digits, and what is named or in braces."""
     if _is_named(formula):
         latex = latex.rpartition("=")[2]
         formula = formula.rhs

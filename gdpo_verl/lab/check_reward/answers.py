@@ -55,7 +55,7 @@ class CheckedAnswer:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the response in messages."""
         return f"{self.row} ({self.kind})"
 
 

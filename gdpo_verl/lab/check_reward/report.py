@@ -242,7 +242,7 @@ def _constant(components: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """For a terminal."""
+    """Write the report for a terminal."""
     about = report["about"]
     width = max(map(len, about), default=0)
     lines = [f"{heading:{width}}  {text}" for heading, text in about.items()]

@@ -160,7 +160,7 @@ class Figures:
 
     @cached_property
     def table(self) -> GroupTable:
-        """What varies in each group of all batches, before conditions as in the metrics."""
+        """The table of the groups of all batches, before conditions, as in the metrics."""
         codes = []
         number = 0
         for groups, _, _ in self._batches:

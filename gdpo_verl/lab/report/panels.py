@@ -33,7 +33,7 @@ _OF_GROUPS = (
 
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
-    """For each component that was scored its mean, constant groups, and part in the advantage."""
+    """Draw the mean, constant groups and share of the advantage of each scored component."""
     panels = []
     for name in components:
         draw = partial(_draw_component, recipes, name)

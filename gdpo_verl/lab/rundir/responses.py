@@ -59,7 +59,7 @@ class Response:
 
     @property
     def place(self) -> str:
-        """File and line, for people."""
+        """The file and the line of the row, for messages."""
         return f"{self.file}, line {self.line}"
 
     def number(self, column: str) -> float | None:
@@ -149,7 +149,7 @@ class Batch:
 
     @cached_property
     def places(self) -> list[str]:
-        """File and line of each response."""
+        """The file and the line of each response."""
         return [each.place for each in self.responses]
 
     def numbers(self, column: str) -> Tensor:
@@ -165,7 +165,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """What varies in each of G groups, among the rewards as they were returned.
+    """A table of G groups that says which of the rewards vary, as they were returned.
 
     It is the definition of the training's metrics (`gdpo_verl.diagnostics.component_metrics`).
 
@@ -191,7 +191,7 @@ class GroupTable:
 
     @property
     def constant(self) -> Tensor:
-        """Whether a component is scored in a group and constant: bool, shape (G, K)."""
+        """True where a component is scored in a group and constant: bool, shape (G, K)."""
         return self.scored & ~self.varies
 
     @property

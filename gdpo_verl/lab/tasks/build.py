@@ -1,4 +1,4 @@
-"""From the rows of a source to a prepared data set: check each, cut the splits, write.
+"""Prepare a data set from the rows of a source: check each row, cut the splits, and write them.
 
 No row disappears in silence: what is not written is rejected with its file, row and reason, or
 belongs to another task and is counted.

@@ -46,7 +46,7 @@ class Record:
 
     @property
     def place(self) -> dict[str, int | str]:
-        """File and row, for a row's ``extra_info`` and the provenance."""
+        """Return file and row, for a row's ``extra_info`` and the provenance."""
         return {"file": self.file, "row": self.row}
 
 
@@ -125,7 +125,7 @@ def _choose(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _holds_rows(place: Path) -> bool:
-    """Whether a file may hold rows, by its path in the folder of the source."""
+    """Return whether a file may hold rows, by its path in the folder of the source."""
     is_hidden = any(part.startswith((".", "_")) for part in place.parts)
     is_data = place.name.removesuffix(".json") not in _NO_DATA
     return place.suffix in _READERS and is_data and not is_hidden
