@@ -60,7 +60,9 @@ def reward_of(value: Any) -> float | None:
 
 
 def number_of(value: Any, name: str, place: str) -> float | None:
-    """Return a dumped number, of a list (a number for each turn) the sum; None where not scored.
+    """Return a dumped number; None where it is not scored.
+
+    A list has a number for each turn, and stands for their sum.
 
     Raises:
       ValueError: the value is something else; says what is at which place.

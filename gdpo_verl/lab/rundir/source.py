@@ -174,18 +174,20 @@ class Source:
     @cached_property
     def components(self) -> list[Component]:
         """The components in order; empty where the rows have none."""
-        declared = {each.name: each for each in self.scorer.components} if self.scorer else {}
-        names = self.named or list(declared) or self._found()
+        declared: dict[str, Component] = {}
+        if self.scorer:
+            declared = {component.name: component for component in self.scorer.components}
+        names = self.named or list(declared) or self._names_of_rows()
         # `GDPOTrainer` writes the ranges that it was given.
         ranges = (self.algorithm or {}).get("ranges") or {}
-        found = []
+        components = []
         for name in names:
             low, high = ranges.get(name, (None, None))
             by_turn = f"{name}{BY_TURN}" in self.columns
-            found.append(declared.get(name, Component(name, low, high, by_turn=by_turn)))
-        return found
+            components.append(declared.get(name, Component(name, low, high, by_turn=by_turn)))
+        return components
 
-    def _found(self) -> Sequence[str]:
+    def _names_of_rows(self) -> Sequence[str]:
         """Return the components' names where neither the user nor a declaration gives them."""
         if self.scorer:
             is_scored: dict[str, bool] = {}
@@ -195,8 +197,8 @@ class Source:
                         before = is_scored.get(name, False)
                         is_scored[name] = before or reward_of(value) is not None
             return [name for name in is_scored if is_scored[name] and self._may_be_reward(name)]
-        asked = () if self.is_ours else self.keys
-        return self.logged or asked or self.numbers
+        named_by_settings = () if self.is_ours else self.keys
+        return self.logged or named_by_settings or self.numbers
 
     @cached_property
     def logged(self) -> Sequence[str]:
@@ -349,12 +351,12 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
     """
     if path.is_file() and path.suffix in SUFFIXES:
         return {step_of(path): path}
-    found: dict[Path, list[tuple[int, Path]]] = {}
+    dumps: dict[Path, list[tuple[int, Path]]] = {}
     for folder in [path, *path.glob("*/"), *path.glob("*/*/")]:
         files = step_files(folder)
         if files and (folder == path or folder.name != layout.VALIDATION):
-            found[folder] = files
-    if not found:
+            dumps[folder] = files
+    if not dumps:
         names = sorted(each.name for each in path.glob("*"))
         raise NoDumpsError(
             f"{path}: expected rollouts/<step>.jsonl of a run, verl's <step>.jsonl "
@@ -362,12 +364,12 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
             f"file of rows, {' or '.join(SUFFIXES)}, found {names[:8] or 'nothing'}. Give the path "
             "of a file with another name."
         )
-    if len(found) > 1:
+    if len(dumps) > 1:
         raise ValueError(
-            f"{path}: expected the dumps of one run, found those of {len(found)}: "
-            f"{', '.join(map(str, found))}. Give one of these folders."
+            f"{path}: expected the dumps of one run, found those of {len(dumps)}: "
+            f"{', '.join(map(str, dumps))}. Give one of these folders."
         )
-    (files,) = found.values()
+    (files,) = dumps.values()
     for (step, one), (next_step, other) in itertools.pairwise(files):
         if step == next_step:
             raise ValueError(
