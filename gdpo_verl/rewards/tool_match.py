@@ -41,7 +41,7 @@ def match(wanted: list[Any], made: list[Any], *, strict: bool) -> float:
     pairs = _best_pairs(gains) if strict else _pairs_in_turn(gains)
     score += sum(gains[row][column] for row, column in pairs)
     if strict:
-        highest += _junk(wanted, made, pairs)
+        highest += _surplus(wanted, made, pairs)
     return (HIGHEST - LOWEST) * score / highest + LOWEST
 
 
@@ -112,20 +112,23 @@ def _best_pairs(gains: Gains) -> Pairs:
             walked = cost[column]
         price += np.maximum(0.0, walked - cost)
         while column >= 0:  # back along the exchanges: each row passes its column on
-            row = owner[column] = before[column]
-            taken[row], column = column, taken[row]
+            row = int(before[column])
+            previous = taken[row]
+            owner[column] = row
+            taken[row] = column
+            column = previous
     # A pair without anything in common uses no call; that call then counts as surplus.
     return [(row, column) for row, column in enumerate(taken) if table[row, column] > 0]
 
 
-def _junk(wanted: list[Any], made: list[Any], pairs: Pairs) -> float:
+def _surplus(wanted: list[Any], made: list[Any], pairs: Pairs) -> float:
     """Return the penalty of surplus: 1 + its parameters for each unmatched call beyond the
     expected number, and 1 for each parameter of a match beyond twice the expected number."""
     used = {column for _, column in pairs}
     unused = [call for column, call in enumerate(made) if column not in used]
-    sprayed = unused[len(wanted) - len(used) :]
-    junk = sum(1 + len(call["parameters"]) for call in sprayed)
+    beyond = unused[len(wanted) - len(used) :]
+    penalty = sum(1 + len(call["parameters"]) for call in beyond)
     for row, column in pairs:
         expected = len(wanted[row]["parameters"])
-        junk += max(0, len(made[column]["parameters"]) - 2 * expected)
-    return float(junk)
+        penalty += max(0, len(made[column]["parameters"]) - 2 * expected)
+    return float(penalty)
