@@ -18,6 +18,7 @@ from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Finding, ScoredAnswer
 from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
+from gdpo_verl.lab.replay.forecast import forecast_lines
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
 from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
@@ -253,6 +254,7 @@ def report_text(report: Mapping[str, Any]) -> str:
         _kind_table(report["kinds"]),
         list(_facts(report)),
         list(capacity_lines(report["teaching"]["capacity"])) if report["teaching"] else [],
+        list(forecast_lines(report["teaching"]["forecast"])) if report["teaching"] else [],
         verdict or ["ok"],
         ["Advice", *report["teaching"]["advice_lines"]] if report["teaching"] else [],
     ):
