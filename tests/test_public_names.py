@@ -42,7 +42,7 @@ def public_names() -> list[str]:
     return lines
 
 
-def test_public_names_are_those_of_the_snapshot() -> None:
+def test_public_names_are_those_of_the_snapshot():
     """A change of a signature is announced in CHANGELOG.md; then write the snapshot again.
 
     PYTHONPATH=tests python -c "import test_public_names as names; names.write()"

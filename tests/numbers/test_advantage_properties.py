@@ -74,7 +74,7 @@ def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float
 
 @settings(max_examples=300, deadline=None)
 @given(batches(amplitudes=True), st.sampled_from(WHITEN))
-def test_it_agrees_with_the_equations_at_any_amplitude(batch: Batch, whiten: Whiten) -> None:
+def test_it_agrees_with_the_equations_at_any_amplitude(batch, whiten):
     expected = advantages_by_the_equations(batch, whiten)
     close(batch.advantages(whiten), expected, 1e-8)
 
@@ -82,9 +82,7 @@ def test_it_agrees_with_the_equations_at_any_amplitude(batch: Batch, whiten: Whi
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-2])
 @pytest.mark.parametrize("size", [10.0, 0.1, 1e-3])
 @pytest.mark.parametrize("whiten", ["token", "sequence"])
-def test_components_that_cancel_give_zero_at_any_size_and_epsilon(
-    size: float, epsilon: float, whiten: Whiten
-) -> None:
+def test_components_that_cancel_give_zero_at_any_size_and_epsilon(size, epsilon, whiten):
     correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     rewards = torch.stack([size * correct, 1 - correct], dim=1)
     given: Any = {"whiten": whiten, "epsilon": epsilon}
@@ -96,7 +94,7 @@ def test_components_that_cancel_give_zero_at_any_size_and_epsilon(
 
 @settings(max_examples=50, deadline=None)
 @given(batches(), st.booleans())
-def test_one_component_not_whitened_is_grpo(batch: Batch, scale: bool) -> None:
+def test_one_component_not_whitened_is_grpo(batch, scale):
     rewards = torch.tensor(batch.rewards, dtype=torch.float64)[:, :1]
     mask = torch.tensor(batch.mask)
     found = gdpo_advantages(rewards, batch.groups, mask, whiten="none", scale=scale)

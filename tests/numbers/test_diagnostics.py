@@ -32,7 +32,7 @@ def statistics(key: str, *expected: float) -> dict[str, Any]:
     return {name: pytest.approx(value) for name, value in zip(names, expected, strict=True)}
 
 
-def test_component_metrics_by_hand() -> None:
+def test_component_metrics_by_hand():
     integers = component_metrics(torch.tensor([[1], [0]]), [0, 0], ["format"])
     assert integers["rewards/format/mean"] == 0.5
     # Groups a (rows 0, 2), b (rows 1, 3) and c (row 4).
@@ -46,7 +46,7 @@ def test_component_metrics_by_hand() -> None:
     }
 
 
-def test_a_component_that_one_row_has_or_none() -> None:
+def test_a_component_that_one_row_has_or_none():
     found = component_metrics(torch.tensor([[NAN], [0.25]]), [0, 0], ["length"])
     assert found == statistics("length", 0.25, 0.0, 0.25, 0.25, 1.0, 0.5)
     for rows in (2, 0):
@@ -57,7 +57,7 @@ def test_a_component_that_one_row_has_or_none() -> None:
         assert found["gdpo/length/unscored"].weight == rows  # type: ignore[attr-defined]
 
 
-def test_saturation_by_hand() -> None:
+def test_saturation_by_hand():
     # The scored mean is 1: (1 + 3)/6, and where the reward leaves its range (1 - 0)/0.5.
     rewards = torch.tensor([[3.0], [NAN], [-1.0]])
     for ends, expected in (((-3.0, 3.0), 2 / 3), ((0.0, 0.5), 2.0)):
@@ -94,9 +94,7 @@ PULLING = [[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]]
         (torch.zeros(0, 2), "", [1, -2], [0, 0], 0.0),
     ],
 )
-def test_shares_and_conflicts_by_hand(
-    rewards: Any, groups: str, weights: list[float], shares: list[float], conflicts: float
-) -> None:
+def test_shares_and_conflicts_by_hand(rewards, groups, weights, shares, conflicts):
     table = torch.as_tensor(rewards, dtype=torch.float64)
     keys = ["format", "length", "constant", "heavy"][: table.shape[1]]
     settings = EstimatorSettings(weights=weights, epsilon=0.0)
@@ -106,7 +104,7 @@ def test_shares_and_conflicts_by_hand(
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_influence_and_noise_by_hand() -> None:
+def test_influence_and_noise_by_hand():
     # z in a: s and -s for f, 0 for l; in b both s and -s, with s² = 1/2. Unscored rows say nothing.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [NAN, NAN]])
     exact = EstimatorSettings(epsilon=0.0)
@@ -148,9 +146,7 @@ def test_influence_and_noise_by_hand() -> None:
         pytest.param([], [], 8, [0.0, 0.0, 1.0], id="no rows"),
     ],
 )
-def test_coverage_by_hand(
-    rewards: list[list[float]], groups: list[object], failed: int, expected: list[float]
-) -> None:
+def test_coverage_by_hand(rewards, groups, failed, expected):
     table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
     names = ["gdpo/singleton_groups", "gdpo/unscored_rows", "gdpo/failed_sessions"]
     found = coverage_metrics(decompose(table, groups), failed)
@@ -168,7 +164,7 @@ def test_coverage_by_hand(
         ),
     ],
 )
-def test_parse_errors_by_hand(codes: list[int | None], expected: dict[str, float]) -> None:
+def test_parse_errors_by_hand(codes, expected):
     expected = {f"gdpo/parse_error/{name}": share for name, share in expected.items()}
     assert parse_error_metrics(codes) == pytest.approx(expected)
 
@@ -177,7 +173,7 @@ def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, flo
     return outcome_metrics(decompose(rewards, groups, settings=EstimatorSettings(**options)), 0)
 
 
-def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
+def test_phantom_groups_are_those_that_train_without_an_outcome():
     # The outcome is the same in a (others vary), in b (nothing varies), and in d, alone; it varies
     # in c; in e it is scored for one of two.
     rewards = torch.tensor(
@@ -197,7 +193,7 @@ def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
     assert outcome_metrics(decompose(rewards, groups), None) == {}
 
 
-def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
+def test_a_variant_is_set_beside_gdpo_and_grpo():
     rewards = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=torch.float64)
     counts = torch.ones(4)
     conflicts = find_variant("gd2po").with_settings({"hard": True})
@@ -227,9 +223,7 @@ def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
         pytest.param([], [], 0.0, id="nothing"),
     ],
 )
-def test_distinct_advantages_by_hand(
-    advantages: list[float], groups: list[object], expected: float
-) -> None:
+def test_distinct_advantages_by_hand(advantages, groups, expected):
     found = distinct_advantages(torch.tensor(advantages, dtype=torch.float64), groups)
     assert found == expected
 
@@ -251,9 +245,7 @@ def test_distinct_advantages_by_hand(
         ),
     ],
 )
-def test_collapse_is_grpos_count_below_gdpos(
-    rewards: list[list[float]], options: dict[str, Any], gdpo: float, grpo: float
-) -> None:
+def test_collapse_is_grpos_count_below_gdpos(rewards, options, gdpo, grpo):
     table = torch.tensor(rewards, dtype=torch.float64)
     settings = EstimatorSettings(**options)
     found = collapse_metrics(decompose(table, [0] * len(rewards), settings=settings))

@@ -35,7 +35,7 @@ def page() -> dict[str, Any]:
     return found
 
 
-def test_rllm(page: dict[str, Any]) -> None:
+def test_rllm(page):
     trajectories = [Object(signals=signals) for signals in DICTS]
     groups = [Object(trajectories=trajectories[:2]), Object(trajectories=trajectories[2:])]
     found, _ = page["gdpo of rewards"]([], None, traj_groups=groups)
@@ -43,7 +43,7 @@ def test_rllm(page: dict[str, Any]) -> None:
     assert np.concatenate(found).tolist() == ALIKE
 
 
-def test_slime_and_miles(page: dict[str, Any]) -> None:
+def test_slime_and_miles(page):
     args = Object(reward_key="sum")
     samples = [
         Object(
@@ -58,7 +58,7 @@ def test_slime_and_miles(page: dict[str, Any]) -> None:
     assert page["gdpo of args"](args, samples) == ([1.0, 0.0, 2.0, 0.0], BY_TOKENS)
 
 
-def test_nemo_rl(page: dict[str, Any]) -> None:
+def test_nemo_rl(page):
     prompts = torch.tensor([[5, 6], [5, 6], [5, 7], [5, 7]])
     batch = {f"reward/{key}": torch.tensor([row[key] for row in DICTS]) for key in "ab"}
     mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
@@ -66,13 +66,13 @@ def test_nemo_rl(page: dict[str, Any]) -> None:
     torch.testing.assert_close(found, torch.tensor(BY_TOKENS)[:, None] * mask)
 
 
-def test_tinker_cookbook(page: dict[str, Any]) -> None:
+def test_tinker_cookbook(page):
     groups = [Object(metrics_G=DICTS[:2]), Object(metrics_G=DICTS[2:])]
     found = page["compute_advantages of trajectory_groups_P"](groups)
     torch.testing.assert_close(torch.stack(found), torch.tensor(ALIKE).view(2, 2))
 
 
-def test_verifiers(page: dict[str, Any]) -> None:
+def test_verifiers(page):
     def trace(rewards: dict[str, float], tokens: int) -> Object:
         node = Object(mask=[False] + [True] * tokens, advantages=None)
         return Object(rewards={n: Object(score=v) for n, v in rewards.items()}, nodes=[node])

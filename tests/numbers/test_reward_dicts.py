@@ -24,7 +24,7 @@ TABLE = torch.tensor([[1.0, 0.5], [0, math.nan], [0, 1], [1, math.nan]], dtype=t
 
 
 @pytest.mark.parametrize("tokens", [None, [3, 1, 2, 5]], ids=["alike", "lengths"])
-def test_settings_and_tokens_are_those_of_the_pure_function(tokens: list[int] | None) -> None:
+def test_settings_and_tokens_are_those_of_the_pure_function(tokens):
     mask = torch.arange(5) < torch.tensor(tokens or [1] * 4)[:, None]
     expected = gdpo_advantages(TABLE, GROUPS, mask)[:, 0].tolist()
     assert advantages_of(ROWS, GROUPS, tokens) == expected
@@ -36,7 +36,7 @@ def test_settings_and_tokens_are_those_of_the_pure_function(tokens: list[int] | 
     assert advantages_of(ROWS, GROUPS, tokens, config=config) == expected
 
 
-def test_verls_own_node_is_taken_where_it_asks_for_nothing() -> None:
+def test_verls_own_node_is_taken_where_it_asks_for_nothing():
     node = {
         "_target_": "verl.trainer.config.AlgoConfig",
         "adv_estimator": "gdpo",
@@ -52,7 +52,7 @@ def test_verls_own_node_is_taken_where_it_asks_for_nothing() -> None:
     assert advantages_of(ROWS, GROUPS, config=node) == advantages_of(ROWS, GROUPS)
 
 
-def test_conditions_schedules_and_ranges_are_taken() -> None:
+def test_conditions_schedules_and_ranges_are_taken():
     config = {
         "gdpo": {
             "variant": "sa_mrpo",
@@ -74,7 +74,7 @@ def test_conditions_schedules_and_ranges_are_taken() -> None:
     assert found == expected[:, 0].tolist()
 
 
-def test_other_things_in_a_dict_are_left_out_by_name() -> None:
+def test_other_things_in_a_dict_are_left_out_by_name():
     full = [row | {"score": 9.0, "parse_error": 4, "note": "text"} for row in ROWS]
     names = GdpoConfig(reward_keys=("right", "short"))
     assert advantages_of(full, GROUPS, config=names) == advantages_of(ROWS, GROUPS)
@@ -83,7 +83,7 @@ def test_other_things_in_a_dict_are_left_out_by_name() -> None:
     assert advantages_of(full, GROUPS) == advantages_of(ROWS, GROUPS)
 
 
-def test_the_components_of_nemo_gym_and_skyrl_stand_in_a_dict_by_themselves() -> None:
+def test_the_components_of_nemo_gym_and_skyrl_stand_in_a_dict_by_themselves():
     nested = [{"reward": 2.0, "response": {}, "reward_components": row} for row in ROWS]
     assert advantages_of(nested, GROUPS) == advantages_of(ROWS, GROUPS)
 
@@ -110,7 +110,7 @@ NESTED_ROW = {"reward": 1.0, "reward_components": {"a": 1}}
         ([{"a": 1}, {"a": -math.inf}], "for 'a', found -inf for row 1"),
     ],
 )
-def test_what_cannot_be_read_is_named(rows: Any, message: str) -> None:
+def test_what_cannot_be_read_is_named(rows, message):
     with pytest.raises(ValueError, match=message) as caught:
         advantages_of(rows, [0] * len(rows))
     assert "algorithm." not in str(caught.value)
@@ -147,19 +147,17 @@ RAMPS = {name: {"from": 0.0, "to": 1.0, "steps": 4} for name in ("right", "short
         ],
     ],
 )
-def test_a_setting_that_would_have_no_effect_is_refused(
-    options: dict[str, Any], message: str
-) -> None:
+def test_a_setting_that_would_have_no_effect_is_refused(options, message):
     with pytest.raises(ValueError, match=message) as caught:
         advantages_of(ROWS, **{"groups": GROUPS, **options})
     assert "algorithm." not in str(caught.value)
 
 
-def test_rewards_may_come_from_a_generator() -> None:
+def test_rewards_may_come_from_a_generator():
     assert advantages_of((row for row in ROWS), GROUPS) == advantages_of(ROWS, GROUPS)
 
 
-def test_components_may_be_names() -> None:
+def test_components_may_be_names():
     assert advantages_of(ROWS, GROUPS, components=["right", "short"]) == advantages_of(ROWS, GROUPS)
     only = advantages_of(ROWS, GROUPS, components=["short"])
     assert only == advantages_of([{"short": row["short"]} for row in ROWS], GROUPS)
@@ -169,9 +167,7 @@ def test_components_may_be_names() -> None:
     ("most_failed", "of", "most"),
     [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # of fewer than 20 as many as of 20
 )
-def test_a_component_that_too_many_lack_ends_the_training(
-    most_failed: int, of: int, most: float
-) -> None:
+def test_a_component_that_too_many_lack_ends_the_training(most_failed, of, most):
     components = ["short", Component("judge", 0, 1, most_unscored=most)]
     rows = [{"short": 1.0, "judge": 0.5}] * of
     for row in range(most_failed):
@@ -183,7 +179,7 @@ def test_a_component_that_too_many_lack_ends_the_training(
         advantages_of(rows, ["u"] * of, components=components)
 
 
-def test_small_batches() -> None:
+def test_small_batches():
     assert advantages_of([], []) == []
     assert advantages_of([{"a": 1.0}], ["x"]) == [0.0]  # a group of one has nothing to compare
     with pytest.raises(ValueError, match="groups: expected 2"):

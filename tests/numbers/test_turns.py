@@ -60,7 +60,7 @@ def sum_of_indices(rewards: list[list[float]]) -> list[list[float]]:
     return [[sum(each[turn:]) for turn in range(len(each))] for each in centred]
 
 
-def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor() -> None:
+def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor():
     found = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, ours)
     assert true_gradient((0.6, 1.0), 1.0, 0.5)[0] == pytest.approx(0.1)
     assert found[0] == pytest.approx(0.1 * 2 / 3)  # 1 - 1/n: all three reach turn 1
@@ -71,9 +71,7 @@ def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor() 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("stop", [(0.6, 1.0), (0.0, 2.0), (1.5, -1.0), (0.3, 0.3)])
-def test_each_turns_gradient_has_the_true_sign(
-    stop: tuple[float, float], size: int, p: float
-) -> None:
+def test_each_turns_gradient_has_the_true_sign(stop, size, p):
     found = expected_gradient(stop, 1.0, p, size, ours)
     true = true_gradient(stop, 1.0, p)
     assert found[0] == pytest.approx(true[0] * (1 - 1 / size))
@@ -111,20 +109,20 @@ def with_right(calls: list[list[float]]) -> list[float]:
     return [call + right for each, right in pairs for call in each]
 
 
-def test_credit_of_the_answer_is_that_of_its_sum() -> None:
+def test_credit_of_the_answer_is_that_of_its_sum():
     settings = {"gdpo": {"credit": "answer"}}
     sums = [{"calls": sum(c), "right": r} for c, r in zip(CALLS, RIGHT, strict=True)]
     tokens = [[2, 3], [1, 4, 2], [5]]
     assert of(settings, tokens) == advantages_of(sums, ["a"] * 3, [5, 7, 5])
 
 
-def test_a_list_of_one_turn_is_an_ordinary_component() -> None:
+def test_a_list_of_one_turn_is_an_ordinary_component():
     found = of(calls=[[1], [0], [2]])
     plain = of(calls=[1, 0, 2])
     assert flat(found) == pytest.approx(plain)
 
 
-def test_turns_that_are_not_scored_add_nothing() -> None:
+def test_turns_that_are_not_scored_add_nothing():
     # To go: 1 1 | None None None | 1; at turn 1 (1, 1), which does not vary.
     hand = with_right([[0, 0], [0, 0, 0], [0]])
     found = of(calls=[[None, 1], [None, None, float("nan")], [1]])
@@ -134,7 +132,7 @@ def test_turns_that_are_not_scored_add_nothing() -> None:
     assert flat(found) == pytest.approx(hand)
 
 
-def test_conditions_and_gates_look_at_the_sum() -> None:
+def test_conditions_and_gates_look_at_the_sum():
     condition = {"calls": {"on": "right", "at_least": 1.0}}
     found = of({"gdpo": {"whiten": "none", "conditions": condition}})
     # Only the first is right; to go 1 0 | 0 0 0 | 0.
@@ -153,7 +151,7 @@ def test_conditions_and_gates_look_at_the_sum() -> None:
     assert any(flat(of({}, calls=same)))
 
 
-def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
+def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition():
     condition = {"calls": {"on": "right", "at_least": 0.0}}
     calls = [[1, -1], [0, 1, 1], [1]]
     settings = {"gdpo": {"whiten": "none", "conditions": condition}}
@@ -173,12 +171,12 @@ def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
         ({"gdpo": {"variant": "dvao"}}, None, CALLS, r"gdpo\.variant: 'dvao' uses"),
     ],
 )
-def test_what_cannot_be_is_refused(config: Any, tokens: Any, calls: Any, found: str) -> None:
+def test_what_cannot_be_is_refused(config, tokens, calls, found):
     with pytest.raises(ValueError, match=found):
         of(config, tokens, calls)
 
 
-def test_only_variants_that_read_z_alone_take_turns() -> None:
+def test_only_variants_that_read_z_alone_take_turns():
     taken = [name for name, variant in VARIANTS.items() if variant.reads_only_z]
     assert taken == ["gdpo", "mo_grpo", "rvpo", "mgda"]
     for name in taken:
@@ -187,7 +185,7 @@ def test_only_variants_that_read_z_alone_take_turns() -> None:
 
 
 @pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)
-def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns: Any) -> None:
+def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns):
     objective = GdpoConfig().resolve([Component("calls", by_turn=True)])
     written = with_sums({"calls": turns, "note": "kept"}, objective)
     assert written["calls"] == (sum(each or 0 for each in turns) if turns and any(turns) else None)
@@ -196,7 +194,7 @@ def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns: Any) -> No
     assert (None if read is None else as_written(read)) == turns
 
 
-def test_a_declaration_by_turn() -> None:
+def test_a_declaration_by_turn():
     @declares("right", Component("calls", 0, 1), by_turn=("calls", "more"))
     def reward() -> None:
         """Of nothing."""

@@ -54,7 +54,7 @@ def with_first(*values: float) -> Tensor:
     return changed
 
 
-def test_tchebycheff_looks_at_what_is_scored() -> None:
+def test_tchebycheff_looks_at_what_is_scored():
     # Without r2 row 3's distance is r1's 0, so it is as far as row 1, whose r2 is at 0: 1.
     some = EXAMPLE[:4].clone()
     some[:, 0] = NAN
@@ -73,7 +73,7 @@ def test_tchebycheff_looks_at_what_is_scored() -> None:
     assert not advantages(equal, [0, 0], variant="tchebycheff", ranges=unit).any()
 
 
-def test_dara_raises_the_reward_that_varies_in_fewer_groups() -> None:
+def test_dara_raises_the_reward_that_varies_in_fewer_groups():
     # r1 varies in one group of two: sqrt(1 / .5) = 1.41421 for it, 1 for r2.
     constant = with_first(1, 1, 1, 1)
     asymmetric = [0.26195, -1.29522, 1.81775, -0.51732, 0.98649, -0.59343, -0.59343, -0.06679]
@@ -89,7 +89,7 @@ def test_dara_raises_the_reward_that_varies_in_fewer_groups() -> None:
     close(found[:3], [by_hand.S * (1 + 2**0.5), -2 * by_hand.S, by_hand.S], 1e-6)
 
 
-def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening() -> None:
+def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening():
     failed, solved = with_first(0, 0, 0, 0), with_first(1, 1, 1, 1)
     left = [0.05124, -1.02230, 1.34599, -0.37493, 0.0, 0.0, 0.0, 0.0]
     close(advantages(failed, gate=0), left)
@@ -103,7 +103,7 @@ def test_the_gate_takes_a_group_out_of_the_advantages_and_of_the_whitening() -> 
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_gate_closes_for_every_variant(name: str) -> None:
+def test_the_gate_closes_for_every_variant(name):
     found = advantages(with_first(0, 0, 0, 0), gate=0, variant=name, **needs(name))
     assert bool((found[4:] == 0).all())
     alone = advantages(EXAMPLE[:4], [0] * 4, variant=name, **needs(name))
@@ -123,7 +123,7 @@ def random_batch(seed: int, k: int = 3) -> Tensor:
 
 @settings(max_examples=25, deadline=None)
 @given(TABLES, st.integers(1, 5))
-def test_mgda_is_as_short_as_any_combination(seed: int, k: int) -> None:
+def test_mgda_is_as_short_as_any_combination(seed, k):
     rewards = random_batch(seed, k=k)
     rewards[:, 0] = 2.0  # varies nowhere
     rewards[:, -1] = 3 * rewards[:, k // 2]  # the same twice
@@ -136,7 +136,7 @@ def test_mgda_is_as_short_as_any_combination(seed: int, k: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(TABLES)
-def test_at_the_ends_of_its_settings_a_variant_is_gdpo_or_what_its_page_says(seed: int) -> None:
+def test_at_the_ends_of_its_settings_a_variant_is_gdpo_or_what_its_page_says(seed):
     rewards, groups = random_batch(seed), IDS
 
     def weighted(**options: Any) -> Tensor:
@@ -166,7 +166,7 @@ def test_at_the_ends_of_its_settings_a_variant_is_gdpo_or_what_its_page_says(see
 
 @settings(max_examples=40, deadline=None)
 @given(TABLES)
-def test_one_component_alone(seed: int) -> None:
+def test_one_component_alone(seed):
     one = random_batch(seed, k=1)
     centred = one - one.reshape(-1, 4, 1).mean(dim=1).repeat_interleave(4, dim=0)
     deviation = one.reshape(-1, 4).std(dim=1, correction=0).repeat_interleave(4)
@@ -179,7 +179,7 @@ def test_one_component_alone(seed: int) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 @settings(max_examples=15, deadline=None)
 @given(seed=TABLES)
-def test_order_of_rows_and_of_components_does_not_matter(name: str, seed: int) -> None:
+def test_order_of_rows_and_of_components_does_not_matter(name, seed):
     rewards = random_batch(seed)
     options: dict[str, Any] = {"variant": name, **needs(name, 3)}
     generator = torch.Generator().manual_seed(seed)
@@ -191,7 +191,7 @@ def test_order_of_rows_and_of_components_does_not_matter(name: str, seed: int) -
 @pytest.mark.parametrize("name", VARIANTS)
 @settings(max_examples=15, deadline=None)
 @given(seed=TABLES)
-def test_the_unit_of_a_reward_and_of_its_range_does_not_matter(name: str, seed: int) -> None:
+def test_the_unit_of_a_reward_and_of_its_range_does_not_matter(name, seed):
     rewards = random_batch(seed)
 
     def in_units(*units: float) -> Tensor:
@@ -211,7 +211,7 @@ def test_the_unit_of_a_reward_and_of_its_range_does_not_matter(name: str, seed: 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("factor", [1e-250, 10.0, 1e250])
-def test_a_common_factor_of_the_weights_changes_size_alone(name: str, factor: float) -> None:
+def test_a_common_factor_of_the_weights_changes_size_alone(name, factor):
     one = advantages(EXAMPLE, variant=name, weights=[1.0, 1.0], **needs(name))
     found = advantages(EXAMPLE, variant=name, weights=[factor, factor], **needs(name))
     if name in ("mo_grpo", "corr_grpo"):
@@ -220,7 +220,7 @@ def test_a_common_factor_of_the_weights_changes_size_alone(name: str, factor: fl
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_constant_groups_singletons_padding_and_unscored_rewards(name: str) -> None:
+def test_constant_groups_singletons_padding_and_unscored_rewards(name):
     third = torch.tensor([[0.3, 5.0]] * 7)  # seven times .3: their mean is not .3
     single, unscored = torch.tensor([[1.0, 2.0]]), torch.full((2, 2), NAN)
     some = torch.tensor([[NAN, 1.0], [1.0, NAN], [0.0, 3.0]])
@@ -243,14 +243,14 @@ def test_constant_groups_singletons_padding_and_unscored_rewards(name: str) -> N
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_component_that_is_never_scored_changes_nothing(name: str) -> None:
+def test_a_component_that_is_never_scored_changes_nothing(name):
     nobody = torch.full((len(EXAMPLE), 1), NAN)
     found = advantages(torch.cat([EXAMPLE, nobody], dim=1), variant=name, **needs(name, 3))
     close(found, advantages(EXAMPLE, variant=name, **needs(name)), 1e-8)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_one_kept_response_or_none_and_an_empty_batch_do_not_fail(name: str) -> None:
+def test_one_kept_response_or_none_and_an_empty_batch_do_not_fail(name):
     opposite = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     groups = [0, 0, 0, 0, 1]
     assert bool(advantages(opposite, groups, variant=name, **needs(name)).isfinite().all())
@@ -260,7 +260,7 @@ def test_one_kept_response_or_none_and_an_empty_batch_do_not_fail(name: str) -> 
     assert empty.shape == (0, 5)
 
 
-def test_corr_grpo_says_where_correlations_cancel(caplog: pytest.LogCaptureFixture) -> None:
+def test_corr_grpo_says_where_correlations_cancel(caplog):
     # rho = -1 with unequal units: the formula gives ±.5 * 9 / 1e-6.
     opposite = torch.tensor([[1.0, 0.0], [0.0, 10.0], [1.0, 0.0], [0.0, 10.0]])
     rewards, groups = torch.cat([opposite, EXAMPLE.float()]), [2] * 4 + GROUPS
@@ -271,7 +271,7 @@ def test_corr_grpo_says_where_correlations_cancel(caplog: pytest.LogCaptureFixtu
     close(found[4:], advantages(EXAMPLE, variant="corr_grpo"), 1e-6)
 
 
-def test_a_huge_advantage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_huge_advantage_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING):
         advantages(EXAMPLE * 1e4, variant="corr_grpo")
     assert "variant corr_grpo: the largest advantage is 1.49e+04" in caplog.text
@@ -299,14 +299,12 @@ PAIRS = [row // 2 for row in range(8)]
         ("group_ids", {"variant": "corr_grpo", "groups": PAIRS}),
     ],
 )
-def test_what_a_method_is_not_defined_for_is_refused(
-    argument: str, options: dict[str, Any]
-) -> None:
+def test_what_a_method_is_not_defined_for_is_refused(argument, options):
     with pytest.raises(ValueError, match=f"^{argument}: "):
         advantages(EXAMPLE, **options)
 
 
-def test_one_component_has_no_correlations() -> None:
+def test_one_component_has_no_correlations():
     assert bool(advantages(EXAMPLE[:, :1], PAIRS, variant="corr_grpo").any())
 
 
@@ -328,9 +326,7 @@ SILENT = torch.tensor(
     ],
     ids=["cancels", "weights", "weight 0", "gate", "no std", "variant"],
 )
-def test_a_group_has_a_signal_where_the_variant_gives_one(
-    options: dict[str, Any], expected: list[bool]
-) -> None:
+def test_a_group_has_a_signal_where_the_variant_gives_one(options, expected):
     found = decompose(SILENT, [0, 0, 1, 1, 2, 2, 3], settings=EstimatorSettings(**options))
     assert found.has_signal.tolist() == expected
     # Small rewards are a signal where nothing is scaled.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ FULL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", [dict, OmegaConf.create], ids=["dict", "omegaconf"])
-def test_every_key_is_read(kind: Callable[[Any], Mapping[str, Any]]) -> None:
+def test_every_key_is_read(kind):
     assert GdpoConfig.from_algorithm(kind(FULL)) == GdpoConfig(
         reward_keys=("correctness", "format"),
         reward_weights={"correctness": 1.0, "format": 0.5},
@@ -55,7 +54,7 @@ def test_every_key_is_read(kind: Callable[[Any], Mapping[str, Any]]) -> None:
     ],
     ids=["empty", "null", "omegaconf null"],
 )
-def test_what_is_not_given_has_the_documented_default(algorithm: Mapping[str, Any]) -> None:
+def test_what_is_not_given_has_the_documented_default(algorithm):
     found = GdpoConfig.from_algorithm(algorithm)
     assert found == GdpoConfig(
         None, None, {}, True, "gdpo", {}, None, {}, {}, EstimatorSettings(epsilon=1e-6)
@@ -70,7 +69,7 @@ def read(text: str) -> GdpoConfig:
     return GdpoConfig.from_algorithm(OmegaConf.create(text))
 
 
-def test_what_yaml_makes_of_a_key_or_a_value_is_undone() -> None:
+def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
     # YAML 1.1 takes an unquoted on for true.
     for key in ("on", "'on'"):
         config = read(f"gdpo: {{conditions: {{length: {{{key}: correctness, at_least: 1.0}}}}}}")
@@ -80,17 +79,15 @@ def test_what_yaml_makes_of_a_key_or_a_value_is_undone() -> None:
 
 @pytest.mark.parametrize("keys", ["null", "[format, correctness]"], ids=["declared", "named"])
 @pytest.mark.parametrize("weight", [0.5, 0, -1.0], ids=str)
-def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(
-    keys: str, weight: float
-) -> None:
+def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(keys, weight):
     objective = read(f"{{{KEYS}: {keys}, {WEIGHTS}: {{format: {weight}}}}}").resolve(BOTH)
     assert (objective.keys, objective.weights) == (("format", "correctness"), (weight, 1.0))
 
 
 @pytest.mark.parametrize("returned", [None, ["score", "parse_error", "correctness", "format"]])
 def test_the_declared_components_are_the_default_whatever_else_is_returned(
-    returned: list[str] | None,
-) -> None:
+    returned,
+):
     objective = GdpoConfig().resolve([FORMAT, CORRECTNESS, LENGTH], returned)
     assert objective.keys == ("format", "correctness", "length")
     assert objective.weights == (1.0, 1.0, 1.0)
@@ -99,8 +96,8 @@ def test_the_declared_components_are_the_default_whatever_else_is_returned(
 
 @pytest.mark.parametrize("declared", [[FORMAT, LENGTH, CORRECTNESS], []], ids=["declared", "not"])
 def test_named_components_give_the_order_and_their_weights_follow_it(
-    declared: list[Component],
-) -> None:
+    declared,
+):
     config = read(f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}")
     for returned in (None, ["score", "format", "correctness"]):
         objective = config.resolve(declared, returned)
@@ -108,7 +105,7 @@ def test_named_components_give_the_order_and_their_weights_follow_it(
         assert objective.weights == (2.0, -1e300)
 
 
-def test_neither_declared_nor_named_is_refused_with_what_was_returned() -> None:
+def test_neither_declared_nor_named_is_refused_with_what_was_returned():
     with pytest.raises(ValueError, match=rf"^algorithm\.{KEYS}: the reward declares no comp"):
         GdpoConfig().resolve([])
     with pytest.raises(ValueError, match=r"although it returns \['score', 'format'\]"):
@@ -122,7 +119,7 @@ DECLARED = (CORRECTNESS, Component("length", 0, 1))
 RAMP = "{from: 0.0, to: 1.0, steps: 200}"
 
 
-def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
+def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read():
     found = read(
         "gdpo: {variant: dara, dara: {w_max: 3, symmetric: true}, "
         "gate: {on: correctness, when: failed}, "
@@ -146,9 +143,7 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
         pytest.param(1.0, 1.0, {}, id="a point"),
     ],
 )
-def test_only_declared_finite_ranges_are_carried(
-    low: float | None, high: float | None, expected: dict[str, tuple[float, float]]
-) -> None:
+def test_only_declared_finite_ranges_are_carried(low, high, expected):
     declared = [Component("r", low, high), Component("unused", 0, 1)]
     assert read(f"{{{KEYS}: [r, named]}}").resolve(declared).ranges == expected
 
@@ -163,13 +158,13 @@ def test_only_declared_finite_ranges_are_carried(
     ],
     ids=["linear", "cosine", "list"],
 )
-def test_a_schedule_is_a_function_of_the_global_step(schedule: str, expected: list[float]) -> None:
+def test_a_schedule_is_a_function_of_the_global_step(schedule, expected):
     objective = read(f"gdpo: {{schedule: {{length: {schedule}}}}}").resolve(DECLARED)
     found = [objective.weights_at(step)[1] for step in (0, 50, 200, 1000)]
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-def test_the_outcome_is_the_gate_s_else_the_conditions_else_a_usual_name() -> None:
+def test_the_outcome_is_the_gate_s_else_the_conditions_else_a_usual_name():
     declared = [Component("solved"), Component("length"), CORRECTNESS]
     condition = {"length": {"on": "solved", "at_least": 1.0}}
     assert GdpoConfig().resolve(declared).outcome_column == 2
@@ -264,7 +259,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("key", "value", "message"), REFUSED, ids=[f"{key}: {value[:50]}" for key, value, _ in REFUSED]
 )
-def test_a_bad_setting_is_refused_with_its_full_key(key: str, value: str, message: str) -> None:
+def test_a_bad_setting_is_refused_with_its_full_key(key, value, message):
     for part in reversed(key.split(".")):
         value = f"{{{part}: {value}}}"
     with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
@@ -282,11 +277,11 @@ def test_a_bad_setting_is_refused_with_its_full_key(key: str, value: str, messag
         f"gdpo: {{variant: dara}}, {WEIGHTS}: {NEGATIVE}",
     ],
 )
-def test_what_is_nearly_refused_is_taken(settings: str) -> None:
+def test_what_is_nearly_refused_is_taken(settings):
     read(f"{{{settings}}}").resolve(DECLARED)
 
 
-def test_a_component_that_the_reward_does_not_return_is_refused() -> None:
+def test_a_component_that_the_reward_does_not_return_is_refused():
     both = ["score", "format"]
     with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_keys: 'formt' is .* Did you"):
         read(f"{KEYS}: [formt]").resolve([], both)
@@ -294,7 +289,7 @@ def test_a_component_that_the_reward_does_not_return_is_refused() -> None:
         GdpoConfig().resolve(BOTH, both)
 
 
-def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
+def test_what_a_schedule_or_a_variant_cannot_have_is_refused():
     scheduled = f"schedule: {{length: {RAMP}}}"
     with pytest.raises(
         ValueError, match=r"weights: the variant 'rvpo' is not defined with different weights"
@@ -307,7 +302,7 @@ def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
 
 
-def test_a_condition_on_a_penalty_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_condition_on_a_penalty_is_warned_of(caplog):
     conditions = {"length": {"on": "format", "at_least": 1}}
     config = GdpoConfig.from_algorithm({"gdpo": {"conditions": conditions}})
     config.resolve([FORMAT, Component("length", -1, 1)])

@@ -24,7 +24,7 @@ from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
         ({"rollout_data_dir": "r", "rollout_dump_freq": -1}, []),
     ],
 )
-def test_rollouts_are_dumped_every_so_many_steps(settings: dict, steps: list[int]) -> None:
+def test_rollouts_are_dumped_every_so_many_steps(settings, steps):
     dumps = DumpSettings.of(settings)
     assert [step for step in range(1, 7) if dumps.has(step)] == steps
 
@@ -33,7 +33,7 @@ def test_rollouts_are_dumped_every_so_many_steps(settings: dict, steps: list[int
     ("key", "value"),
     [("rollout_dump_freq", "often"), ("rollout_dump_prompts", 0), ("rollout_dump_freq", True)],
 )
-def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None:
+def test_wrong_dump_settings_are_refused_by_key(key, value):
     with pytest.raises(ValueError, match=rf"trainer\.{key}: expected a number"):
         DumpSettings.of({key: value})
 
@@ -46,9 +46,7 @@ def test_wrong_dump_settings_are_refused_by_key(key: str, value: object) -> None
         ({"rollout_dump_freq": 3, "rollout_dump_prompts": 1}, None),
     ],
 )
-def test_verl_dumps_the_rows_of_the_chosen_prompts(
-    settings: dict[str, int], keys: list[str] | None
-) -> None:
+def test_verl_dumps_the_rows_of_the_chosen_prompts(settings, keys):
     calls: list[tuple[Any, ...]] = []
     config = OmegaConf.create({"trainer": {"rollout_data_dir": "r", **settings}})
     trainer = SimpleNamespace(config=config, global_steps=4)
@@ -81,7 +79,7 @@ COLUMNS = {
 }
 
 
-def test_columns_are_added_to_verls_and_given_once() -> None:
+def test_columns_are_added_to_verls_and_given_once():
     infos = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
     dump = kept()
     assert dump.move_into(infos) == infos | COLUMNS
@@ -89,7 +87,7 @@ def test_columns_are_added_to_verls_and_given_once() -> None:
 
 
 @pytest.mark.parametrize("infos", [{}, {"uid": ["of validation"]}])
-def test_a_dump_of_other_rows_is_verls_own(infos: dict[str, list[str]]) -> None:
+def test_a_dump_of_other_rows_is_verls_own(infos):
     dump = kept()
     assert dump.move_into(infos) == infos
     assert dump.columns(["u_1_0", "u_0_0"]) == COLUMNS

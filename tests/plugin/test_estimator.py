@@ -65,16 +65,14 @@ WHOLE = {
     ],
     ids=["everything", "verl's dataclass"],
 )
-def test_the_configuration_counts_for_components_that_are_handed_over(
-    config: Any, conditions: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_the_configuration_counts_for_components_that_are_handed_over(config, conditions, options):
     found = computed(config, format=FORMAT, correctness=CORRECT)
     conditioned = apply_conditions(rewards(), KEYS, conditions)
     expected = gdpo_advantages(conditioned, UIDS, MASK, **options)
     torch.testing.assert_close(found, expected.float())
 
 
-def test_without_a_configuration_it_says_what_is_missing() -> None:
+def test_without_a_configuration_it_says_what_is_missing():
     message = "(?s)expected the reward components.*config and non_tensor_batch"
     with pytest.raises(RuntimeError, match=message):
         computed(None, format=FORMAT)

@@ -56,8 +56,8 @@ def batch() -> Any:
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
 def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_their_metrics(
-    adv_estimator: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    adv_estimator, caplog
+):
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     trainer = separate(recipe(adv_estimator))
@@ -78,7 +78,7 @@ def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_
         torch.testing.assert_close(data.batch["advantages"], expected)
 
 
-def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
+def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone():
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     config = recipe("grpo")
@@ -99,9 +99,7 @@ def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
         ),
     ],
 )
-def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(
-    change: dict[str, Any], expected: str
-) -> None:
+def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(change, expected):
     from verl.trainer import main_ppo
 
     config = recipe()

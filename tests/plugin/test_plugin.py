@@ -55,7 +55,7 @@ print("@" + json.dumps(result))
 """
 
 
-def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator() -> None:
+def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator():
     with_plugin = in_fresh_process(ADVANTAGES, VERL_PLATFORM="")
     without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
@@ -74,9 +74,7 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     assert len(with_plugin) == 6
 
 
-def test_hook_that_raises_is_reported_and_does_not_break_the_import(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hook_that_raises_is_reported_and_does_not_break_the_import(monkeypatch, caplog):
     monkeypatch.setattr(wrapt, "register_post_import_hook", lambda hook, name: hook(object()))
 
     @hooks.when_imported("some.module")
@@ -87,13 +85,13 @@ def test_hook_that_raises_is_reported_and_does_not_break_the_import(
     assert "doctor" in caplog.text
 
 
-def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed() -> None:
+def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed():
     nothing = {"platform": "cuda", "gpus": 0}
     assert not doctor._device(nothing, {"version": "0.27.1", "device": "cpu"}).remedy
     assert "setup.sh cpu" in doctor._device(nothing, {"version": "0.24.0", "device": ""}).remedy
 
 
-def test_doctor_misses_verl_only_beside_what_training_takes(monkeypatch) -> None:
+def test_doctor_misses_verl_only_beside_what_training_takes(monkeypatch):
     here: dict[str, str] = {"torch": "2.13.0"}
     monkeypatch.setattr(doctor, "installed_version", here.get)
     (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
@@ -105,7 +103,7 @@ def test_doctor_misses_verl_only_beside_what_training_takes(monkeypatch) -> None
     assert "pip install '.[verl]'" in verl.remedy
 
 
-def test_doctor_names_a_peft_that_needs_a_setting(monkeypatch) -> None:
+def test_doctor_names_a_peft_that_needs_a_setting(monkeypatch):
     monkeypatch.setattr(model, "peft_without_fsdp1", lambda: "0.21.2")
     (peft,) = doctor._peft()
     assert "strategy=fsdp2" in peft.state
@@ -123,7 +121,7 @@ def run_doctor(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.real
-def test_doctor_is_content_here() -> None:
+def test_doctor_is_content_here():
     well = run_doctor()
     assert well.returncode == 0, well.stdout + well.stderr
     assert "gdpo_verl.plugin.estimator.gdpo" in well.stdout
@@ -132,7 +130,7 @@ def test_doctor_is_content_here() -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_with() -> None:
+def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_with():
     trl = Path(sys.prefix) / "trl"  # test.sh lays it there
     ill = run_doctor(VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu", PYTHONPATH=str(trl))
     assert ill.returncode == 1
@@ -142,7 +140,7 @@ def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_wi
     assert ("FAIL  TRL" in ill.stdout) == ("pip uninstall trl" in ill.stdout) == trl.is_dir()
 
 
-def test_reward_manager_is_registered_when_it_is_imported_before_verl() -> None:
+def test_reward_manager_is_registered_when_it_is_imported_before_verl():
     code = (
         "import json, gdpo_verl.plugin.reward_manager\n"
         "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"

@@ -99,7 +99,7 @@ def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(tmp_pat
     assert problem.startswith("'step' is a column of verl's validation")
 
 
-def test_a_wrong_argument_of_a_reward_has_its_key_in_verls_configuration() -> None:
+def test_a_wrong_argument_of_a_reward_has_its_key_in_verls_configuration():
     with pytest.raises(ValueError, match=r"^limit: expected a positive number") as refused:
         math_length.compute_score("", "1", "1", {"response_length": 1}, limit=0)
     again = pickle.loads(pickle.dumps(refused.value))  # as Ray does from one process to another

@@ -61,7 +61,7 @@ COMPARISON = Path(__file__).parents[2] / "scripts/dev/shared_prompts.py"
 SMALL = ["--groups", "3", "--size", "4", "--prompt", "13", "--response", "5"]
 
 
-def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(tmp_path: Path):
+def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(tmp_path):
     torch.manual_seed(0)
     tokenizer = train_tokenizer(TASKS["toolbox"], 0, vocabulary=300)
     for part in (tokenizer, make_model(tokenizer)):

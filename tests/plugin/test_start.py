@@ -70,7 +70,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("meta/gated", r", and the hub has none for this machine \(GatedRepoError\)"),
     ],
 )
-def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
+def test_model_that_is_nowhere_is_refused(path, found):
     with pytest.raises(ValueError, match=rf"{KEY}: expected a model's directory or.*{found}"):
         check_model(training(path))
 
@@ -79,11 +79,11 @@ def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
 @pytest.mark.parametrize(
     "path", ["models/toolbox", "models/known", "Qwen/Qwen2.5-0.5B", "gpt2", "hdfs://models/x"]
 )
-def test_model_that_is_here_or_may_be_fetched_is_not_refused(path: str) -> None:
+def test_model_that_is_here_or_may_be_fetched_is_not_refused(path):
     check_model(training(path))
 
 
-def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
+def test_offline_the_hub_s_cache_decides(toolbox_policy):
     with pytest.raises(ValueError, match="nor in the hub's cache, and HF_HUB_OFFLINE does not"):
         check_model(training("models/cached"))
     # As huggingface_hub leaves a model's configuration.
@@ -94,7 +94,7 @@ def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
     check_model(training("models/cached"))
 
 
-def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy: Path) -> None:
+def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy):
     check_model(training("/weights/alone", hf_config_path=str(toolbox_policy)))
     config = training("models/toolbox")
     config.reward.reward_model = {"enable": True, "model_path": "/no/judge"}
@@ -103,7 +103,7 @@ def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy: Path)
 
 
 @pytest.mark.usefixtures("toolbox_policy")
-def test_machines_elsewhere_have_their_own_files_and_hub() -> None:
+def test_machines_elsewhere_have_their_own_files_and_hub():
     for path in ("/shared/model", "Qwen/Qwen2.5-0.5B", "~/models/toolbox", "models/toolbox"):
         check_model(training(path), elsewhere=True)
     for path in ("models/toolbx", "~/models/other", "./other"):
@@ -112,9 +112,7 @@ def test_machines_elsewhere_have_their_own_files_and_hub() -> None:
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["submit"]], ids=" ".join)
-def test_forgotten_model_is_said_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
+def test_forgotten_model_is_said_before_anything_starts(tmp_path, capsys, command):
     run = tmp_path / "run"
     assert main([*command, "toolbox/grpo", "--run", str(run)]) == 1
     printed = "".join(capsys.readouterr())
@@ -123,8 +121,8 @@ def test_forgotten_model_is_said_before_anything_starts(
 
 
 def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     def check(strategy: str, rank: int = 8, merge: bool = False) -> None:
         adapter = {"lora_rank": rank, "lora": {"merge": merge}}
         actor = {"strategy": strategy}
@@ -161,5 +159,5 @@ print("@" + json.dumps(len(fsdp_utils.collect_lora_params(model, False, True))))
 
 
 @pytest.mark.slow
-def test_the_installed_peft_loses_the_adapter_under_fsdp1() -> None:
+def test_the_installed_peft_loses_the_adapter_under_fsdp1():
     assert (in_fresh_process(ADAPTER) == 0) == (peft_without_fsdp1() is not None)

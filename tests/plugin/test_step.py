@@ -67,12 +67,13 @@ def step_of(
 ) -> tuple[AdvantageStep, dict[str, float]]:
     """One step of verl's on rows between two of padding, and its metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
-    keys = ["pad 0", *(key for key, *_ in rows), "pad 1"]
+    own_keys, own_tokens = [row[0] for row in rows], [row[1] for row in rows]
+    keys = ["pad 0", *own_keys, "pad 1"]
     padding = [key.startswith("pad") for key in keys]
     handed = RewardRows(hooks.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
-    uids = ["a", *(key[0] for key, *_ in rows), "b"]
-    tokens = torch.tensor([7, *(tokens for _, tokens, *_ in rows), 7])
-    mask = torch.arange(7) < tokens[:, None]
+    prompts = [key[0] for key in own_keys]
+    uids = ["a", *prompts, "b"]
+    mask = torch.arange(7) < torch.tensor([7, *own_tokens, 7])[:, None]
     scores = torch.zeros(mask.shape)
     scores[:, 0] = torch.tensor([SCORES.get(key, 99.0) for key in keys])
     tensors = {"response_mask": mask, "token_level_scores": scores}
@@ -99,7 +100,7 @@ def step_of(
     return step, metrics
 
 
-def test_each_metric_is_of_the_right_sessions_before_or_after_conditions() -> None:
+def test_each_metric_is_of_the_right_sessions_before_or_after_conditions():
     hooks = hooks_of()
     _, metrics = step_of(hooks)
     returned = COUNTED.clone()
@@ -122,7 +123,7 @@ def test_each_metric_is_of_the_right_sessions_before_or_after_conditions() -> No
     assert metrics["gdpo/whiten_gain"] == gain
 
 
-def test_metrics_of_mini_batches_are_those_of_all_their_rows() -> None:
+def test_metrics_of_mini_batches_are_those_of_all_their_rows():
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
     import gdpo_verl.plugin.entry  # noqa: F401  where the tests run without verl's plug-ins
@@ -159,17 +160,13 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
     ],
     ids=["sequences", "not whitened", "variant", "schedule", "gate"],
 )
-def test_each_setting_reaches_the_estimator_and_its_metric(
-    settings: dict[str, Any], expected: dict[str, float]
-) -> None:
+def test_each_setting_reaches_the_estimator_and_its_metric(settings, expected):
     _, metrics = step_of(hooks_of(**settings), 3)  # holds the estimator against gdpo_advantages
     assert {name: metrics[name] for name in expected} == expected
     assert all(isinstance(value, float) for value in metrics.values())  # trackers write no tensors
 
 
-def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(monkeypatch, caplog):
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
     hooks, failures = hooks_of(), iter([0, 2, 1])
     hooks.failures = SimpleNamespace(take=lambda: next(failures))  # type: ignore[assignment]
@@ -191,9 +188,7 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
     ],
     ids=["gdpo", "grpo", "grpo without whitening", "sa_mrpo"],
 )
-def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
-    adv_estimator: str, settings: dict[str, Any]
-) -> None:
+def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(adv_estimator, settings):
     hooks = hooks_of(adv_estimator, **settings)
     step_of(hooks)
     whiten = hooks.objective.config.estimator.whiten
@@ -217,7 +212,7 @@ def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
     assert columns == {name: [None, *values, None] for name, values in expected.items()}
 
 
-def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew() -> None:
+def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew():
     hooks = hooks_of()
     step, _ = step_of(hooks)
     assert step.batch is not None
@@ -238,7 +233,7 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: str) -> None:
+def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator):
     hooks = hooks_of(adv_estimator, dump=False, metrics=False)
     step, metrics = step_of(hooks)
     assert metrics == {}
@@ -246,7 +241,7 @@ def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: s
     assert (step.batch is None) == (adv_estimator == "grpo")
 
 
-def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have() -> None:
+def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have():
     _, ours = step_of(hooks_of())
     _, control = step_of(hooks_of("grpo", dump=False))
     assert ours.keys() - control.keys() == {"gdpo/whiten_shift", "gdpo/whiten_gain"}
@@ -265,9 +260,7 @@ def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_hav
         (1.00001, []),  # scores are float32 sums
     ],
 )
-def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
-    weight: float, warned: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(weight, warned, caplog):
     hooks = hooks_of("grpo", reward_weights={"format": weight})
     step_of(hooks)
     step_of(hooks)

@@ -91,9 +91,7 @@ def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(
-    trainer: SimpleNamespace, adv_estimator: str
-) -> None:
+def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(trainer, adv_estimator):
     trainer.config.algorithm.adv_estimator = adv_estimator
     assert trainer_module._init_dataloader(verls, trainer, "x", n=1) == (("x",), {"n": 1})
     assert trainer.gdpo_hooks.objective.keys == ("format", "correctness")
@@ -113,7 +111,7 @@ def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
         config.data.seed = None
 
 
-def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> None:
+def test_a_run_that_asks_for_nothing_gets_nothing(trainer):
     without_rewards_of_ours(trainer.config)
     before = trainer.config.copy()
     trainer_module._init_dataloader(verls, trainer)
@@ -122,22 +120,20 @@ def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> N
     assert trainer.replay_buffer.__dict__ == {}
 
 
-def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
+def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer):
     without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
     with pytest.raises(ValueError, match=r"filter_groups\.metric=components: expected declared"):
         trainer_module._init_dataloader(verls, trainer)
 
 
-def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
+def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer):
     with open_dict(trainer.config):
         trainer.config.algorithm.filter_groups = {"enable": True, "metric": "correctnes"}
     with pytest.raises(ValueError, match="metric: 'correctnes'"):
         trainer_module._init_dataloader(verls, trainer)
 
 
-def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_it(
-    trainer: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_it(trainer, caplog):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
     for _ in range(2):
@@ -150,9 +146,7 @@ def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_
 
 
 @pytest.mark.parametrize("manager", ["gdpo_components", "naive"])
-def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
-    trainer: SimpleNamespace, manager: str
-) -> None:
+def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(trainer, manager):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer.config.reward.reward_manager.name = manager
     with open_dict(trainer.config):
@@ -165,9 +159,7 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_a_judge_that_fails_too_often_ends_treatment_and_control(
-    trainer: SimpleNamespace, adv_estimator: str
-) -> None:
+def test_a_judge_that_fails_too_often_ends_treatment_and_control(trainer, adv_estimator):
     trainer.config.algorithm.adv_estimator = adv_estimator
     trainer_module._init_dataloader(verls, trainer)
     judged = [Component("judge", most_unscored=0.1)]
@@ -178,8 +170,8 @@ def test_a_judge_that_fails_too_often_ends_treatment_and_control(
 
 @pytest.mark.parametrize("before", [gc.enable, gc.disable])
 def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it_was(
-    trainer: SimpleNamespace, before: Callable[[], None]
-) -> None:
+    trainer, before
+):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
     seen: list[bool] = []
@@ -201,9 +193,7 @@ def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
-def test_the_estimator_is_told_the_global_step(
-    trainer: SimpleNamespace, attributes: dict[str, int], step: int
-) -> None:
+def test_the_estimator_is_told_the_global_step(trainer, attributes, step):
     trainer_module._init_dataloader(verls, trainer)
     vars(trainer).update(attributes)
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
@@ -212,9 +202,7 @@ def test_the_estimator_is_told_the_global_step(
     assert report.call_args[0][0].rows.global_step == step
 
 
-def test_the_actors_are_watched_while_verl_trains(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_actors_are_watched_while_verl_trains(trainer, monkeypatch):
     calls: list[str] = []
     found: list[str | None] = [None]
     monkeypatch.setattr(liveness.ActorWatch, "start", lambda watch: calls.append("start"))
@@ -238,7 +226,7 @@ def test_the_actors_are_watched_while_verl_trains(
     "method",
     [trainer_module._fit, trainer_module._save_checkpoint, trainer_module._dump_generations],
 )
-def test_without_our_hooks_verls_method_gets_what_it_was_given(method: Callable) -> None:
+def test_without_our_hooks_verls_method_gets_what_it_was_given(method):
     calls: list[Any] = []
     trainer = SimpleNamespace()
     method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)

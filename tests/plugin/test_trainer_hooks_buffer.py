@@ -73,9 +73,7 @@ SCHEDULE = {"schedule": {"format": {"steps": [0, 5], "weights": [0.0, 1.0]}}}
     ],
     ids=["as it is", "condition", "closed gate", "variant"],
 )
-def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(
-    queue: Any, settings: dict[str, Any], dropped: set[str]
-) -> None:
+def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(queue, settings, dropped):
     finish(queue, GROUPS)
     buffer = buffer_of(**settings)
     buffer._sync_metadata_from_transfer_queue()
@@ -85,7 +83,7 @@ def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(
     assert counts[0.0] == 1  # the score of "same"
 
 
-def test_groups_are_judged_anew_when_a_weight_changes(queue: Any) -> None:
+def test_groups_are_judged_anew_when_a_weight_changes(queue):
     finish(queue, GROUPS)
     steps = [1]
     buffer = buffer_of(lambda: steps[-1], **SCHEDULE)
@@ -95,9 +93,7 @@ def test_groups_are_judged_anew_when_a_weight_changes(queue: Any) -> None:
     assert buffer._dapo_filtered_keys("train")[0] == {"same", "cancels"}
 
 
-def test_filter_reads_each_group_once_and_leaves_validation_alone(
-    queue: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filter_reads_each_group_once_and_leaves_validation_alone(queue, monkeypatch):
     read = mock.Mock(wraps=replay_buffer.reward_infos)
     monkeypatch.setattr(replay_buffer, "reward_infos", read)
     finish(queue, {name: GROUPS[name] for name in ("same", "varies")})
@@ -121,7 +117,7 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(
     assert buffer._dapo_classification_cache["train"].keys() == {"varies", "format"}
 
 
-def test_failed_sessions_are_counted_once(queue: Any) -> None:
+def test_failed_sessions_are_counted_once(queue):
     finish(queue, {"whole": [info(1.0, 3.0)] * 3})
     buffer = buffer_of()
     failures = SessionFailures(buffer, 3, stop=False)
@@ -140,9 +136,7 @@ def test_failed_sessions_are_counted_once(queue: Any) -> None:
     assert failures.take() == 0
 
 
-def test_counting_failed_sessions_is_given_up_when_it_fails(
-    queue: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counting_failed_sessions_is_given_up_when_it_fails(queue, caplog):
     buffer = buffer_of()
     failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
     status(queue, "failure", "p")
@@ -172,7 +166,7 @@ def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12"
     return worker
 
 
-def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> None:
+def test_run_in_which_every_session_fails_stops_with_the_reason(queue):
     buffer = buffer_of()
     SessionFailures(buffer, 3, stop=True)
     other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
@@ -190,8 +184,8 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue: Any) -> N
 
 
 def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
-    queue: Any,
-) -> None:
+    queue,
+):
     buffer = buffer_of()
     buffer.trainer_mode = "separate_async"
     SessionFailures(buffer, 3, stop=True)

@@ -77,7 +77,7 @@ def on_tokens(lists: list[list[float]]) -> list[list[float]]:
 @pytest.mark.parametrize(
     "settings", [{}, {"variant": "rvpo", "credit": "turn"}], ids=["defaults", "settings"]
 )
-def test_each_turn_has_what_the_pure_function_says(queue: Any, settings: dict[str, Any]) -> None:
+def test_each_turn_has_what_the_pure_function_says(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     batch = upsample_batch_to_divisible_size(put(queue, rows_of()), 4, eos_token_id=0)
@@ -109,7 +109,7 @@ def test_each_turn_has_what_the_pure_function_says(queue: Any, settings: dict[st
     json.dumps(columns)
 
 
-def test_credit_of_the_answer_takes_the_sum(queue: Any) -> None:
+def test_credit_of_the_answer_takes_the_sum(queue):
     batch = put(queue, rows_of())
     settings = {"credit": "answer"}
     trainer_for(recipe(**settings))._compute_advantage(batch, {})
@@ -118,7 +118,7 @@ def test_credit_of_the_answer_takes_the_sum(queue: Any) -> None:
         assert row == pytest.approx([value * each for each in mask], abs=1e-6)
 
 
-def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue: Any) -> None:
+def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue):
     rows = [*rows_of(), ("a_0_1", [1, 1], rows_of()[1][2])]
     batch = put(queue, rows)
     with pytest.raises(ValueError, match=r"credit=to_go: the session of row a_0_1 has several"):
@@ -126,7 +126,7 @@ def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue: Any) -> No
     trainer_for(recipe(credit="answer"))._compute_advantage(batch, {})
 
 
-def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queue: Any) -> None:
+def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queue):
     batch = put(queue, rows_of())
     # The last two tokens of a_0_0, its second turn.
     config = rejecting(queue, recipe(), "a_0_0", [-0.5, -0.5, -0.5, -9.0, -9.0])
@@ -140,7 +140,7 @@ def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queu
         assert row == pytest.approx(own, abs=1e-6)
 
 
-def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue: Any) -> None:
+def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue):
     from gdpo_verl.plugin.replay_buffer import _silent_groups
 
     rows = [

@@ -161,9 +161,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"), REFUSED, ids=[each[0] for _, each, _ in REFUSED]
 )
-def test_refused_before_ray_starts(
-    compose: Callable, recipe: str, overrides: list[str], message: str
-) -> None:
+def test_refused_before_ray_starts(compose, recipe, overrides, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         validate(compose(*overrides, recipe=recipe))
 
@@ -210,17 +208,13 @@ def plain(compose: Callable[..., DictConfig], overrides: list[str]) -> DictConfi
 
 
 @pytest.mark.parametrize(("overrides", "message"), DIVIDED)
-def test_a_batch_that_cannot_be_divided_is_refused(
-    compose: Callable, overrides: list[str], message: str
-) -> None:
+def test_a_batch_that_cannot_be_divided_is_refused(compose, overrides, message):
     with pytest.raises(ValueError, match=message):
         validate(plain(compose, overrides))
 
 
 @pytest.mark.parametrize("overrides", UNDIVIDED)
-def test_a_batch_that_verl_can_divide_is_not_refused(
-    compose: Callable, overrides: list[str]
-) -> None:
+def test_a_batch_that_verl_can_divide_is_not_refused(compose, overrides):
     config = plain(compose, overrides)
     batches.check(config)
 
@@ -270,14 +264,14 @@ OLD = "reward_model.reward_manager"
     ],
 )
 def test_a_run_that_can_start_is_warned_of_what_has_no_effect_or_hides_components(
-    compose: Callable,
-    caplog: pytest.LogCaptureFixture,
-    recipe: str,
-    overrides: list[str],
-    warned: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    compose,
+    caplog,
+    recipe,
+    overrides,
+    warned,
+    tmp_path,
+    monkeypatch,
+):
     (tmp_path / "own.py").write_text("def own(d):\n    return d.combined\n")
     monkeypatch.syspath_prepend(tmp_path)
     validate(compose(*overrides, recipe=recipe))
@@ -332,8 +326,8 @@ def probe(compose: Callable, tokenizer: Any) -> Callable[..., tuple[Any, dict[st
 
 
 def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passed_on(
-    probe: Callable, tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+    probe, tokenizer, caplog
+):
     thinker = copy.deepcopy(tokenizer)
     thinker.chat_template = "{{ messages[0].content }}<think>\n"
     rows = [ROW | {"raw_prompt": [{"role": "user", "content": "2 + 2?"}]}]
@@ -348,7 +342,7 @@ def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passe
 
 
 @pytest.mark.parametrize("kept", ["data.filter_overlong_prompts=true", "data.truncation=left"])
-def test_prompts_that_verl_would_cut_are_refused(probe: Callable, kept: str) -> None:
+def test_prompts_that_verl_would_cut_are_refused(probe, kept):
     rows = [ROW | {"raw_prompt": [{"role": "user", "content": "a " * n}]} for n in (4, 3, 5, 4)]
     assert probe("data.max_prompt_length=5", train=rows)
     # verl's own way is the one of data.truncation=left, and no reward has to run for it.
@@ -358,7 +352,7 @@ def test_prompts_that_verl_would_cut_are_refused(probe: Callable, kept: str) -> 
     assert probe("data.max_prompt_length=3", kept, train=rows)
 
 
-def test_schemas_of_tools_count_for_the_length_of_a_prompt(probe: Callable, tokenizer: Any) -> None:
+def test_schemas_of_tools_count_for_the_length_of_a_prompt(probe, tokenizer):
     writes_tools = copy.deepcopy(tokenizer)
     writes_tools.chat_template = "{{ tools }} {{ messages[0].content }}"
     rows = Rows("a")
@@ -385,12 +379,12 @@ UNSEEN = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
     ],
 )
 def test_probe_tries_a_row_of_each_data_source_of_both_files(
-    probe: Callable,
-    train: list[str],
-    held_out: list[str],
-    settings: list[str],
-    message: str | None,
-) -> None:
+    probe,
+    train,
+    held_out,
+    settings,
+    message,
+):
     rows = {"train": Rows(*train), "held_out": Rows(*held_out)}
     if message is None:
         assert probe(FORMAT, *settings, **rows, function="by_source")[0] == ("format",)
@@ -425,9 +419,7 @@ LIMT = LIMIT.replace("limit", "limt")
         (None, f"{DERIVED}:verbosity", r"^algorithm\.gdpo\.derived\.x: .*KeyError: 'words'"),
     ],
 )
-def test_reward_is_called_once_before_the_first_rollout(
-    probe: Callable, function: str | None, override: str, expected: str
-) -> None:
+def test_reward_is_called_once_before_the_first_rollout(probe, function, override, expected):
     with pytest.raises(ValueError, match=expected):
         probe(override, function=function)
 
@@ -447,7 +439,7 @@ def test_reward_is_called_once_before_the_first_rollout(
         ("trainer.total_epochs=1", False),
     ],
 )
-def test_what_asks_for_anything_of_ours(compose: Callable, override: str, expected: bool) -> None:
+def test_what_asks_for_anything_of_ours(compose, override, expected):
     stock = ["algorithm.filter_groups.metric=null", "reward.custom_reward_function.path=null"]
     assert validation.uses_plugin(compose(*stock, NAIVE, override, recipe="grpo")) is expected
     bare = {"algorithm": {"filter_groups": {"enable": False}}}  # verl's other sections are absent
@@ -467,7 +459,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 
 
-def test_a_reward_file_leaves_the_trainers_random_state(compose: Callable, tmp_path: Path) -> None:
+def test_a_reward_file_leaves_the_trainers_random_state(compose, tmp_path):
     (tmp_path / "seeding.py").write_text(SEEDING)
     path = f"reward.custom_reward_function.path={tmp_path / 'seeding.py'}"
     config = compose(path, NAIVE, "+algorithm.gdpo.metrics=true", recipe="grpo")
@@ -481,7 +473,7 @@ def test_a_reward_file_leaves_the_trainers_random_state(compose: Callable, tmp_p
     assert states() == before
 
 
-def test_a_reward_file_that_exits_is_named(compose: Callable, tmp_path: Path) -> None:
+def test_a_reward_file_that_exits_is_named(compose, tmp_path):
     path = tmp_path / "exits.py"
     path.write_text("import sys\nsys.exit('no licence')\n")
     config = compose(f"reward.custom_reward_function.path={path}")
@@ -489,7 +481,7 @@ def test_a_reward_file_that_exits_is_named(compose: Callable, tmp_path: Path) ->
         validation.objective_of(config)
 
 
-def test_the_legacy_trainer_refuses_a_component_that_may_be_absent(compose: Callable) -> None:
+def test_the_legacy_trainer_refuses_a_component_that_may_be_absent(compose):
     validate(compose(function="optional"))
     with pytest.raises(ValueError, match=r"gdpo_reward_keys: \['b'\] may be absent.*use_v1=true"):
         validate(compose("trainer.use_v1=false", function="optional"))

@@ -153,9 +153,7 @@ WORST = {
         for name, text in texts.items()
     ],
 )
-def test_the_time_is_linear_in_the_text(
-    read: Callable[[str, bool], object], text: Callable[[int], str], strict: bool
-) -> None:
+def test_the_time_is_linear_in_the_text(read, text, strict):
     """A quadratic rule would need 100 times as long for 10 times the text, these need 13."""
     texts = text(1_000_000), text(100_000)
     large, small = (seconds(lambda text=text: read(text, strict)) for text in texts)
@@ -192,9 +190,7 @@ PARTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "published"])
 @pytest.mark.parametrize(("read", "start", "end"), FRAMES)
-def test_a_megabyte_of_any_part_is_read_in_seconds(
-    read: Callable[[str, bool], object], start: str, end: str, strict: bool
-) -> None:
+def test_a_megabyte_of_any_part_is_read_in_seconds(read, start, end, strict):
     for part in PARTS:
         text = filled(part, start, end)(1_000_000)
         begun = time.process_time()

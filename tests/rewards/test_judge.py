@@ -118,9 +118,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize(("text", "value", "said", "error"), REPLIES.values(), ids=REPLIES)
-def test_a_reply_of_any_shape_is_a_value_or_an_error(
-    url: str, text: str, value: float | None, said: str | None, error: str
-) -> None:
+def test_a_reply_of_any_shape_is_a_value_or_an_error(url, text, value, said, error):
     Server.text = text
     (found,) = ask(url=url, model="any", name="helpful", repeats=0)
     assert found["helpful"] == (None if value is None else pytest.approx(value))
@@ -149,9 +147,7 @@ DOWN = "http://127.0.0.1:9/v1"
     ],
     ids=str,
 )
-def test_a_server_at_its_worst_costs_a_value_and_no_more(
-    url: str, settings: dict, error: str, requests: int
-) -> None:
+def test_a_server_at_its_worst_costs_a_value_and_no_more(url, settings, error, requests):
     (found,) = ask(**{"url": url, **settings})
     assert found["judge"] == (None if error else pytest.approx(0.85))
     assert error in found["judge_error"]
@@ -161,9 +157,7 @@ def test_a_server_at_its_worst_costs_a_value_and_no_more(
 
 @pytest.mark.parametrize("model", ["fails", "plain", "m"])
 @pytest.mark.parametrize("host", ["", "a.host:no", "127.0.0.1:9"], ids=["up", "invalid", "down"])
-def test_no_error_repeats_a_secret(
-    url: str, monkeypatch: pytest.MonkeyPatch, host: str, model: str
-) -> None:
+def test_no_error_repeats_a_secret(url, monkeypatch, host, model):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     address = host or url.removeprefix("http://").removesuffix("/v1")
     Server.text = "secret-key" if model == "m" else GOOD
@@ -175,7 +169,7 @@ def test_no_error_repeats_a_secret(
     assert "secret" not in repr(Judge.read(ASK | {"url": secret, "model": "m"}))
 
 
-def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked(url, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
     question = 'Of {prompt} is {response}, as {ground_truth} and {"json": 1} {other} are? \ud800'
@@ -208,7 +202,7 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_a_rating_is_a_word_of_the_scale_as_it_was_written(url: str) -> None:
+def test_a_rating_is_a_word_of_the_scale_as_it_was_written(url):
     ask(url=url, model="good", scale=[0, 0.5, "all"])
     (asked,) = Server.asked
     schema = asked["response_format"]["json_schema"]["schema"]
@@ -216,14 +210,14 @@ def test_a_rating_is_a_word_of_the_scale_as_it_was_written(url: str) -> None:
 
 
 @pytest.mark.parametrize("own", [{"structured_outputs": {"regex": "[1-5]"}}, {}], ids=str)
-def test_a_request_may_ask_for_another_structured_output_or_none(url: str, own: dict) -> None:
+def test_a_request_may_ask_for_another_structured_output_or_none(url, own):
     ask(url=url, model="good", request=own or {"response_format": None})
     (asked,) = Server.asked
     assert "response_format" not in asked
     assert own.items() <= asked.items()
 
 
-def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) -> None:
+def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url):
     found = ask(36, url=url, model="measured", requests=3, seconds=1)
     assert [each["judge_error"] for each in found] == [""] * 36
     assert (len(Server.asked), Server.most_at_once) == (36, 3)
@@ -283,7 +277,7 @@ def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
     return build
 
 
-def test_a_judge_is_declared_beside_the_functions_components(configured: Callable) -> None:
+def test_a_judge_is_declared_beside_the_functions_components(configured):
     config = configured(name="helpful", most_failed=0.25)
     declared = declared_reward(config)
     assert declared == (Component("short", 0, 1), Component("helpful", 0, 1, most_unscored=0.25))
@@ -292,7 +286,7 @@ def test_a_judge_is_declared_beside_the_functions_components(configured: Callabl
     assert declared_reward(named) == (Component("judge", 0, 1, most_unscored=0.1),)
 
 
-def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> None:
+def test_an_argument_of_that_name_is_the_functions_own(configured):
     config = configured("own", reward=NAIVE, scale="anything")
     assert declared_reward(config) == (Component("short"),)
     assert unnamed_arguments(config) == []
@@ -327,9 +321,7 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ({"reward": NAIVE}, r": .*=naive asks no judge\. Set it to gdpo"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_key(
-    configured: Callable, changes: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_work_is_refused_with_its_key(configured, changes, message):
     with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
         declared_reward(configured(**changes))
 
@@ -354,7 +346,7 @@ def scored(config: Any, **options: Any) -> dict[str, Any]:
     return dict(result["reward_extra_info"])
 
 
-def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str) -> None:
+def test_the_manager_asks_and_adds_the_component(configured, url):
     question = "{prompt} {ground_truth}: {response}?"
     weights = {"gdpo_reward_weights": {"judge": 2.0}}
     settings = {"url": url, "model": "good", "question": question}
@@ -365,7 +357,7 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
     assert Server.asked[0]["messages"][0]["content"] == "6 times 7? 42: right?"
 
 
-def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:
+def test_the_manager_asks_the_model_that_verl_serves(configured, url):
     served = {"enable": True, "enable_resource_pool": True, "model_path": "served"}
     config = configured(reward={"reward_model": served}, url=None, model=None)
     address = url.removeprefix("http://").removesuffix("/v1")
@@ -374,9 +366,7 @@ def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: 
     assert Server.asked[0]["model"] == "served"
 
 
-def test_a_failing_judge_is_not_scored_and_warned_of_once(
-    configured: Callable, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_judge_is_not_scored_and_warned_of_once(configured, url, caplog):
     Server.text = reply(answer("As a model I like all answers."))
     info = scored(configured(url=url, model="m"))
     assert (info["judge"], info["short"], info["score"]) == (None, 1.0, 1.0)
@@ -385,7 +375,7 @@ def test_a_failing_judge_is_not_scored_and_warned_of_once(
     assert message.endswith("found 'As a model I like all answers.'")
 
 
-def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable, url: str) -> None:
+def test_a_value_that_the_function_returns_is_not_replaced(configured, url):
     keys = {"gdpo_reward_keys": ["short", "judge"]}
     with pytest.raises(ValueError, match=r"judge\.name: the reward function returns {'judge'}"):
         scored(configured("undeclared", algorithm=keys, url=url, model="good"))
@@ -394,7 +384,7 @@ def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable,
 # ---------------------------------------------------------------- in the training
 
 
-def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: Callable) -> None:
+def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured):
     config, row = configured(), {"score": 1.0, "short": 1.0, "judge": None}
     silent = row | {"judge_said": None, "judge_error": "no answer from http://a.host/v1"}
     with pytest.raises(ValueError, match=rf"^{KEY}: row 0: no answer from http://a.host/v1$"):

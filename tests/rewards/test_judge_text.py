@@ -32,7 +32,7 @@ def value_of(scale: list[Any], choice: dict[str, Any]) -> float | None:
 
 
 @pytest.mark.parametrize("line", CASES.open(encoding="utf-8"))
-def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line: str) -> None:
+def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line):
     case = json.loads(line)
     scale, word = case["scale"], case["expected"]
     value = None if word is None else scale.index(word) / (len(scale) - 1)
@@ -70,6 +70,6 @@ ODD = [
     ],
     ids=str,
 )
-def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
+def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs):
     choice = {"message": {"content": "4"}, "logprobs": logprobs}
     assert value_of(FIVE, choice) == 0.75
