@@ -215,7 +215,7 @@ if "-c" in sys.orig_argv:  # the driver; workers ask for their node, too
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("plugins", ["auto", "none"])
-@pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER], ids=["agents", "answer"])
+@pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER])
 def test_ray_starts_when_its_processes_take_longer_than_it_waits(slow, plugins, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(slow)
     environment = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}

@@ -64,16 +64,6 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         (TINY, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
         ({"model_type": "unknown"}, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
     ],
-    ids=[
-        "full attention",
-        "LoRA with a KL loss",
-        "LoRA with KL in the reward",
-        "LoRA",
-        "larger",
-        "sliding attention",
-        "tiny",
-        "unknown",
-    ],
 )
 def test_settings_follow_from_the_model(tmp_path, model, given, expected):
     config = chosen_for(tmp_path, model, *given)

@@ -24,20 +24,14 @@ from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
     ("whiten", "mask", "expected"),
     [
         # First group: only the first reward varies, ±s. Second: both do, ±2s.
-        pytest.param("none", lengths(1, 1, 1, 1), [S, -S, 2 * S, -2 * S], id="not whitened"),
+        ("none", lengths(1, 1, 1, 1), [S, -S, 2 * S, -2 * S]),
         # Mean 0, var = (s² + s² + 4s² + 4s²)/3 = 10s²/3; s/sqrt(10s²/3) = sqrt(3/10).
-        pytest.param(
-            "sequence", lengths(3, 1, 1, 1), [0.54772, -0.54772, 1.09545, -1.09545], id="sequences"
-        ),
+        ("sequence", lengths(3, 1, 1, 1), [0.54772, -0.54772, 1.09545, -1.09545]),
         # Eight tokens: mean 0, var = 2·10s²/7; sqrt(7/20).
-        pytest.param(
-            "token", lengths(2, 2, 2, 2), [0.59161, -0.59161, 1.18322, -1.18322], id="two tokens"
-        ),
+        ("token", lengths(2, 2, 2, 2), [0.59161, -0.59161, 1.18322, -1.18322]),
         # In units of s the six tokens are 1, 1, 1, -1, 2, -2: mean 1/3, and
         # var = (12 - 6/9)/5 = 34/15. So (1 - 1/3) sqrt(15/34), and so on.
-        pytest.param(
-            "token", lengths(3, 1, 1, 1), [0.44281, -0.88561, 1.10702, -1.54983], id="3, 1, 1, 1"
-        ),
+        ("token", lengths(3, 1, 1, 1), [0.44281, -0.88561, 1.10702, -1.54983]),
     ],
 )
 def test_two_groups_of_two_by_hand(whiten, mask, expected):
@@ -63,9 +57,9 @@ def test_grpo_normalises_the_weighted_sum():
     ("excess", "first"),
     [
         # a = ±s·excess. Below 1e-4 of the largest weight it counts as rounding.
-        pytest.param(1e-6, 0.0, id="below the noise floor"),
+        (1e-6, 0.0),
         # Whitened over two rows: ±excess·s / sqrt(2·(excess·s)²/1) = ±s.
-        pytest.param(1e-2, S, id="above it"),
+        (1e-2, S),
     ],
 )
 def test_what_nearly_cancels_is_noise_or_is_kept(excess, first):
@@ -127,10 +121,11 @@ def test_an_empty_batch_gives_an_empty_result():
     ("rewards", "first"),
     [
         # 0.1 + 0.2 is 0.30000000000000004, and 0.3 + 0 is 0.3.
-        pytest.param([[0.1, 0.2], [0.3, 0.0]], 0.0, id="rounding"),
-        pytest.param([[0.1, 0.2], [0.3, 1e-12]], -S, id="a difference"),
+        ([[0.1, 0.2], [0.3, 0.0]], 0.0),
+        # A difference.
+        ([[0.1, 0.2], [0.3, 1e-12]], -S),
         # Nothing is added. Two steps of float64 apart, so that their mean is a number, too.
-        pytest.param([[1.0], [1.0 + 2**-51]], -S, id="one component"),
+        ([[1.0], [1.0 + 2**-51]], -S),
     ],
 )
 def test_sums_that_differ_by_rounding_are_equal_under_grpo(rewards, first):

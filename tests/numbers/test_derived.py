@@ -45,7 +45,6 @@ def by_hand(**settings: Any) -> list[float]:
         {"gdpo": {"gate": {"on": "brevity"}}},
         {"gdpo": {"variant": "dara"}},
     ],
-    ids=["plain", "named", "condition", "gate", "variant"],
 )
 def test_a_derived_component_is_a_component_like_any_other(settings):
     assert advantages({"brevity": LENGTH}, **settings) == by_hand(**settings)

@@ -74,13 +74,14 @@ PULLING = [[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]]
     ("rewards", "groups", "weights", "shares", "conflicts"),
     [
         # Sizes 2s and 4s; rows 0 and 1 pull both ways.
-        pytest.param(PULLING, "aabb", [1.0, 1.0], [1 / 3, 2 / 3], 0.5, id="weights of 1"),
+        (PULLING, "aabb", [1.0, 1.0], [1 / 3, 2 / 3], 0.5),
         # 3s, -3s, 0, 0 and s, -s, -s, s: the signs now agree.
-        pytest.param(PULLING, "aabb", [3e6, -1e6], [0.6, 0.4], 0.0, id="huge and negative"),
-        pytest.param(PULLING, "aabb", [0.0, 2.0], [0.0, 1.0], 0.0, id="a weight of 0"),
+        (PULLING, "aabb", [3e6, -1e6], [0.6, 0.4], 0.0),
+        (PULLING, "aabb", [0.0, 2.0], [0.0, 1.0], 0.0),
         # 2s and 4e-5·s; s·1e-5 is below the tolerance of 1e-4, and s·1e-3 above it.
-        pytest.param(PULLING, "aabb", [1, 1e-5], [1 / 1.00002, 2e-5 / 1.00002], 0.0, id="noise"),
-        pytest.param(PULLING, "aabb", [1, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5, id="above it"),
+        (PULLING, "aabb", [1, 1e-5], [1 / 1.00002, 2e-5 / 1.00002], 0.0),
+        # Above it.
+        (PULLING, "aabb", [1, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5),
         # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s
         # in row 2. Only row 0 has both, and they differ in sign.
         pytest.param(
@@ -135,15 +136,15 @@ def test_influence_and_noise_by_hand():
     ("rewards", "groups", "failed", "expected"),
     [
         # Of a, b and c only b has one row; row 3 has no score, rows 1 and 2 have one of two.
-        pytest.param(
+        (
             [[1.0, 2.0], [NAN, 0.0], [1.0, NAN], [NAN, NAN], [0.0, 0.0]],
             ["a", "b", "a", "c", "c"],
             3,
             [1 / 3, 1 / 5, 3 / 8],
-            id="some",
         ),
-        pytest.param([[1.0, 1.0]] * 2, [0, 0], 0, [0.0, 0.0, 0.0], id="all"),
-        pytest.param([], [], 8, [0.0, 0.0, 1.0], id="no rows"),
+        ([[1.0, 1.0]] * 2, [0, 0], 0, [0.0, 0.0, 0.0]),
+        # No rows.
+        ([], [], 8, [0.0, 0.0, 1.0]),
     ],
 )
 def test_coverage_by_hand(rewards, groups, failed, expected):
@@ -156,12 +157,12 @@ def test_coverage_by_hand(rewards, groups, failed, expected):
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        pytest.param([None, None], {}, id="no reward returns it"),
-        pytest.param([0, 0], {"share": 0.0}, id="all read"),
+        # No reward returns it.
+        ([None, None], {}),
+        # All read.
+        ([0, 0], {"share": 0.0}),
         # Of four rows with a code two have 4 and one has 1; the None is left out.
-        pytest.param(
-            [4, 0, None, 1, 4], {"share": 0.75, "code_4": 0.5, "code_1": 0.25}, id="two codes"
-        ),
+        ([4, 0, None, 1, 4], {"share": 0.75, "code_4": 0.5, "code_1": 0.25}),
     ],
 )
 def test_parse_errors_by_hand(codes, expected):
@@ -213,14 +214,18 @@ def test_a_variant_is_set_beside_gdpo_and_grpo():
     ("advantages", "groups", "expected"),
     [
         # Three in the first, one in the second.
-        pytest.param([1.0, 0.0, 2.0, 0.0, 3.0, 0.0], [7, 3, 7, 3, 7, 3], 2.0, id="interleaved"),
-        pytest.param([1.0, 1.0 + 1e-5, 2.0], [0, 0, 0], 2.0, id="1e-5 is noise"),
+        ([1.0, 0.0, 2.0, 0.0, 3.0, 0.0], [7, 3, 7, 3, 7, 3], 2.0),
+        # 1e-5 is noise.
+        ([1.0, 1.0 + 1e-5, 2.0], [0, 0, 0], 2.0),
         # As report and explorer have it (tests/lab/test_distinct.py).
-        pytest.param([0.0, 0.9e-4, 1.8e-4], [0, 0, 0], 1.0, id="from neighbour to neighbour"),
-        pytest.param([1.0, 1.0 + 1e-3, 2.0], [0, 0, 0], 3.0, id="1e-3 is a difference"),
-        pytest.param([1.0, NAN, 2.0, NAN], [0, 0, 0, 1], 2.0, id="unscored rows are left out"),
-        pytest.param([NAN, NAN], [0, 0], 0.0, id="nothing scored"),
-        pytest.param([], [], 0.0, id="nothing"),
+        ([0.0, 0.9e-4, 1.8e-4], [0, 0, 0], 1.0),
+        # 1e-3 is a difference.
+        ([1.0, 1.0 + 1e-3, 2.0], [0, 0, 0], 3.0),
+        # Unscored rows are left out.
+        ([1.0, NAN, 2.0, NAN], [0, 0, 0, 1], 2.0),
+        # Nothing scored.
+        ([NAN, NAN], [0, 0], 0.0),
+        ([], [], 0.0),
     ],
 )
 def test_distinct_advantages_by_hand(advantages, groups, expected):
@@ -233,16 +238,12 @@ def test_distinct_advantages_by_hand(advantages, groups, expected):
     [
         # Each row earns one of two rewards, or none. GRPO sees sums 1, 1, 1, 0: two advantages.
         # GDPO sees z1 = 1.5, -0.5, -0.5, -0.5 and z2 = (-1, 1, 1, -1)·0.866: three.
-        pytest.param([[1, 0], [0, 1], [0, 1], [0, 0]], {}, 3, 2, id="collapse"),
+        ([[1, 0], [0, 1], [0, 1], [0, 0]], {}, 3, 2),
         # z2 = -z1 but for the epsilons: nothing is left to tell apart. The sums ±3 + (0 or 1)
         # are -2 and 3, which GRPO does tell apart.
-        pytest.param([[3, 0], [-3, 1]] * 2, {"weights": [1e6, 1e6]}, 1, 2, id="cancelling"),
-        pytest.param(
-            [[0, 1], [1, 1], [0, 0], [2, 1]],
-            {"weights": [1e-3, 1e-3], "scale": False},
-            *(4, 4),
-            id="without deviations the unit of the weights does not matter",
-        ),
+        ([[3, 0], [-3, 1]] * 2, {"weights": [1e6, 1e6]}, 1, 2),
+        # Without deviations the unit of the weights does not matter.
+        ([[0, 1], [1, 1], [0, 0], [2, 1]], {"weights": [1e-3, 1e-3], "scale": False}, 4, 4),
     ],
 )
 def test_collapse_is_grpos_count_below_gdpos(rewards, options, gdpo, grpo):

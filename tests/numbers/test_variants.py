@@ -324,7 +324,6 @@ SILENT = torch.tensor(
         ({"scale": False}, [True, True, True, True, False, False, False]),
         ({"variant": find_variant("rvpo")}, [True, True, True, True, False, False, False]),
     ],
-    ids=["cancels", "weights", "weight 0", "gate", "no std", "variant"],
 )
 def test_a_group_has_a_signal_where_the_variant_gives_one(options, expected):
     found = decompose(SILENT, [0, 0, 1, 1, 2, 2, 3], settings=EstimatorSettings(**options))

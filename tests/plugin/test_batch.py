@@ -71,7 +71,6 @@ def test_a_last_output_without_tokens_keeps_its_session_alive():
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(3.0, 3), (np.int64(3), 3), ("late", None), (10**400, None), (NAN, None)],
-    ids=["float", "numpy", "text", "too large", "NaN"],
 )
 def test_a_parse_error_is_a_number_or_not_known(value, expected):
     info = {"format": 1.0, "correctness": 1.0, "parse_error": value}

@@ -34,7 +34,7 @@ FULL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", [dict, OmegaConf.create], ids=["dict", "omegaconf"])
+@pytest.mark.parametrize("kind", [dict, OmegaConf.create])
 def test_every_key_is_read(kind):
     assert GdpoConfig.from_algorithm(kind(FULL)) == GdpoConfig(
         reward_keys=("correctness", "format"),
@@ -52,7 +52,6 @@ def test_every_key_is_read(kind):
         {"adv_estimator": "gdpo", "gamma": 0.5, "gdpo_reward_keys": None, "gdpo": None},
         OmegaConf.create({"gdpo_reward_weights": None, "gdpo": {"conditions": None}}),
     ],
-    ids=["empty", "null", "omegaconf null"],
 )
 def test_what_is_not_given_has_the_documented_default(algorithm):
     found = GdpoConfig.from_algorithm(algorithm)
@@ -77,7 +76,7 @@ def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
     assert read(f"{{keys: [a, b], {KEYS}: '${{keys}}'}}").reward_keys == ("a", "b")
 
 
-@pytest.mark.parametrize("keys", ["null", "[format, correctness]"], ids=["declared", "named"])
+@pytest.mark.parametrize("keys", ["null", "[format, correctness]"])
 @pytest.mark.parametrize("weight", [0.5, 0, -1.0], ids=str)
 def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(keys, weight):
     objective = read(f"{{{KEYS}: {keys}, {WEIGHTS}: {{format: {weight}}}}}").resolve(BOTH)
@@ -94,7 +93,7 @@ def test_the_declared_components_are_the_default_whatever_else_is_returned(
     assert objective.optional == {"length"}  # which need not be returned
 
 
-@pytest.mark.parametrize("declared", [[FORMAT, LENGTH, CORRECTNESS], []], ids=["declared", "not"])
+@pytest.mark.parametrize("declared", [[FORMAT, LENGTH, CORRECTNESS], []])
 def test_named_components_give_the_order_and_their_weights_follow_it(
     declared,
 ):
@@ -137,10 +136,12 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read():
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        pytest.param(-3, 3, {"r": (-3.0, 3.0)}, id="finite"),
-        pytest.param(None, 1.0, {}, id="no lower end"),
-        pytest.param(1, np.int64(2), {"r": (1.0, 2.0)}, id="of numpy"),
-        pytest.param(1.0, 1.0, {}, id="a point"),
+        (-3, 3, {"r": (-3.0, 3.0)}),
+        # No lower end.
+        (None, 1.0, {}),
+        # Of numpy.
+        (1, np.int64(2), {"r": (1.0, 2.0)}),
+        (1.0, 1.0, {}),
     ],
 )
 def test_only_declared_finite_ranges_are_carried(low, high, expected):
@@ -156,7 +157,6 @@ def test_only_declared_finite_ranges_are_carried(low, high, expected):
         ("{from: 0.0, to: 1.0, steps: 200, shape: cosine}", [0.0, 0.1464466, 1.0, 1.0]),
         ("{steps: [10, 50, 200], weights: [2.0, 1.0, -1.0]}", [2.0, 1.0, -1.0, -1.0]),
     ],
-    ids=["linear", "cosine", "list"],
 )
 def test_a_schedule_is_a_function_of_the_global_step(schedule, expected):
     objective = read(f"gdpo: {{schedule: {{length: {schedule}}}}}").resolve(DECLARED)

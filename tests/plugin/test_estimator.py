@@ -63,7 +63,6 @@ WHOLE = {
             {"weights": [1.0, 0.5]},
         ),
     ],
-    ids=["everything", "verl's dataclass"],
 )
 def test_the_configuration_counts_for_components_that_are_handed_over(config, conditions, options):
     found = computed(config, format=FORMAT, correctness=CORRECT)

@@ -152,9 +152,12 @@ def test_the_length_and_the_text_are_those_of_the_last_output(manager):
 @pytest.mark.parametrize(
     ("prompt", "seen"),
     [
-        pytest.param("2 + 2?<think>\n", "<think>\nhm</think>4", id="opened"),
-        pytest.param("2 + 2?<think>\n\n</think>\n", "hm</think>4", id="opened and closed"),
-        pytest.param("Write <think> first. 2 + 2?", "hm</think>4", id="named in the question"),
+        # Opened.
+        ("2 + 2?<think>\n", "<think>\nhm</think>4"),
+        # Opened and closed.
+        ("2 + 2?<think>\n\n</think>\n", "hm</think>4"),
+        # Named in the question.
+        ("Write <think> first. 2 + 2?", "hm</think>4"),
     ],
 )
 def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(manager, prompt, seen):
@@ -198,7 +201,6 @@ OWN = "+reward.custom_reward_function.reward_kwargs.memory_limit_mb=64"
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [([], (0.0, 1, 0)), (SERVICE, (1.0, 512, 3)), ([*SERVICE, OWN], (1.0, 64, 3))],
-    ids=["none", "a service", "its own option wins"],
 )
 def test_a_reward_that_runs_code_gets_the_sandbox_service(manager, settings, expected):
     info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))

@@ -158,7 +158,6 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
         # Of four groups b and c; d has no correctness.
         ({"gate": {"on": "correctness", "when": "constant"}}, {"gdpo/gated_groups": 2 / 4}),
     ],
-    ids=["sequences", "not whitened", "variant", "schedule", "gate"],
 )
 def test_each_setting_reaches_the_estimator_and_its_metric(settings, expected):
     _, metrics = step_of(hooks_of(**settings), 3)  # holds the estimator against gdpo_advantages
@@ -186,7 +185,6 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(monk
         ("grpo", {"estimator": EstimatorSettings(whiten="none")}),
         ("gdpo", {"variant": "sa_mrpo"}),
     ],
-    ids=["gdpo", "grpo", "grpo without whitening", "sa_mrpo"],
 )
 def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(adv_estimator, settings):
     hooks = hooks_of(adv_estimator, **settings)

@@ -71,7 +71,6 @@ SCHEDULE = {"schedule": {"format": {"steps": [0, 5], "weights": [0.0, 1.0]}}}
         ({"gate": {"on": "correctness"}}, {"same", "cancels", "format"}),
         ({"variant": "rvpo"}, {"same"}),
     ],
-    ids=["as it is", "condition", "closed gate", "variant"],
 )
 def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(queue, settings, dropped):
     finish(queue, GROUPS)

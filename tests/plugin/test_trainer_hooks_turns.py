@@ -74,9 +74,7 @@ def on_tokens(lists: list[list[float]]) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"variant": "rvpo", "credit": "turn"}], ids=["defaults", "settings"]
-)
+@pytest.mark.parametrize("settings", [{}, {"variant": "rvpo", "credit": "turn"}])
 def test_each_turn_has_what_the_pure_function_says(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 

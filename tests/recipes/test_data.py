@@ -66,7 +66,6 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
         pytest.param(bfcl, False, marks=needs_bfcl),
         pytest.param(reasoning_gym, True, marks=needs_sums),
     ],
-    ids=["toolbox", "tool_turns", "gsm8k", "bfcl", "reasoning_gym"],
 )
 def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path, module, drawn):
     options = {}

@@ -22,7 +22,7 @@ def test_a_class_declares_by_its_attribute():
     assert declared_components(type("One", (), {"components": "a"})) == (Component("a"),)
 
 
-@pytest.mark.parametrize("reward", [print, None], ids=["built-in", "None"])
+@pytest.mark.parametrize("reward", [print, None])
 def test_what_declares_nothing_has_no_components(reward):
     assert declared_components(reward) == ()
 

@@ -68,7 +68,7 @@ def test_questions_at_once_get_a_worker_each_and_waiting_for_one_does_not_count(
     assert len(set(pids)) == 2
 
 
-@pytest.mark.parametrize("question", [["raise"], ["memory", 2**31]], ids=["raises", "memory"])
+@pytest.mark.parametrize("question", [["raise"], ["memory", 2**31]])
 def test_a_question_that_kills_is_reported_and_the_pool_goes_on(pool, question, capfd):
     with pytest.raises(EOFError):
         pool.ask(question, deadline=60)
@@ -119,7 +119,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
+@pytest.mark.parametrize("killed", [True, False])
 def test_workers_end_with_their_parent(pool, tmp_path, killed):
     (tmp_path / "parent.py").write_text(PARENT)
     command = [sys.executable, str(tmp_path / "parent.py"), "600" if killed else "0"]

@@ -58,10 +58,10 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     ("code", "end"),
     [
-        pytest.param(DEAF, "trainer killed", id="deaf, trainer killed"),
-        pytest.param(DEAF, "server killed", id="deaf, server killed"),
-        pytest.param(DEAF, "deadline", id="deaf, deadline"),
-        pytest.param(BUSY, "trainer killed", id="busy, trainer killed"),
+        (DEAF, "trainer killed"),
+        (DEAF, "server killed"),
+        (DEAF, "deadline"),
+        (BUSY, "trainer killed"),
     ],
 )
 @pytest.mark.parametrize("protection", [*FOUND, unprotected(None)], ids=lambda found: found.name)
