@@ -88,7 +88,7 @@ def test_files_import_each_other_in_no_circle():
     }
     module |= {name.removesuffix(".__init__"): path for name, path in module.items()}
 
-    def file_of(name: str) -> Path | None:
+    def file_of(name):
         while name and name not in module:
             name = name.rpartition(".")[0]
         return module.get(name)

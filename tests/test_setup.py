@@ -62,7 +62,7 @@ def wanted(*extras: str) -> list[Requirement]:
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
 @pytest.mark.parametrize("locks", SETS, ids="+".join)
 def test_locks_hold_what_pyproject_asks_for(locks, python, machine):
-    found: dict[str, str] = {}
+    found = {}
     for lock in locks:
         for name, version in pins(lock, python, machine).items():
             assert found.setdefault(name, version) == version, f"{name} in {locks}"
@@ -287,7 +287,7 @@ def test_the_checkout_is_tested_and_not_an_installed_copy(tmp_path):
     (copy / "__init__.py").touch()
     (tmp_path / "other.ini").touch()
 
-    def collect(*options: str) -> str:
+    def collect(*options):
         arguments = ["--collect-only", "-q", *options, str(ROOT / "tests" / "test_setup.py")]
         command = [sys.executable, "-c", f"import pytest; pytest.main({arguments})"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

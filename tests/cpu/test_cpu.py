@@ -9,7 +9,6 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import metadata
@@ -295,17 +294,17 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
         "flags": torch.tensor([True, False]),
         "trained": torch.nn.Parameter(torch.tensor([7.0])),
     }
-    gathered: list[str] = []
+    gathered = []
 
-    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+    def gather():
         for name, weight in weights.items():
             gathered.append(name)
             yield name, weight
 
-    async def receive(engine: Any) -> list[tuple[str, torch.Tensor]]:
+    async def receive(engine):
         return [received async for received in engine.receive_weights()]
 
-    def update(engine: Any, arguments: dict[str, Any], sends: bool) -> Any:
+    def update(engine, arguments, sends):
         engine.init_process_group(**arguments)
         return asyncio.run(engine.send_weights(gather()) if sends else receive(engine))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from by_hand import NAN, WHITEN, close, exactly_zero
@@ -38,24 +39,25 @@ class Batch(NamedTuple):
 def batches(draw: st.DrawFn, amplitudes: bool = False) -> Batch:
     """Groups of 1 to 5 in any order, some rewards unscored, masks with holes or empty."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    groups = draw(st.permutations([group for group, size in enumerate(sizes) for _ in range(size)]))
+    ids = [group for group, size in enumerate(sizes) for _ in range(size)]
+    groups = draw(st.permutations(ids))
     count = draw(st.integers(1, 3))
     scales = [10 ** draw(st.floats(-3, 6)) if amplitudes else 1.0 for _ in range(count)]
     offsets = [draw(st.integers(-5, 5)) for _ in range(count)]
     reward = st.one_of(st.integers(-4, 4), st.integers(0, 1), st.just(NAN))
-    rewards = [
-        [scale * (offset + draw(reward)) for scale, offset in zip(scales, offsets, strict=True)]
-        for _ in groups
-    ]
-    tokens = st.lists(st.integers(0, 1), min_size=4, max_size=4)
-    mask = [draw(tokens) for _ in groups]
+    rewards, mask = [], []
+    for _ in groups:
+        columns = zip(scales, offsets, strict=True)
+        rewards.append([scale * (offset + draw(reward)) for scale, offset in columns])
+        mask.append([draw(st.integers(0, 1)) for _ in range(4)])
     weight = st.sampled_from([1.0, 0.1, 0.3, -0.7, 2.0])
     return Batch(rewards, list(groups), mask, [draw(weight) for _ in range(count)])
 
 
-def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float]]:
+def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> Tensor:
     """By the decimals that the vectors are made with; what hardly varies is nothing."""
-    rewards = [[None if reward != reward else reward for reward in row] for row in batch.rewards]
+    table = np.array(batch.rewards)
+    rewards = np.where(np.isnan(table), None, table).tolist()
     unit = 1.0 if whiten == "none" else max(map(abs, batch.weights))
     weights = [weight / unit for weight in batch.weights]
     sums = conformance.combined(rewards, batch.groups, weights, Decimal("1e-6"))
@@ -69,7 +71,7 @@ def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> list[list[float
         values = [0.0] * len(sums)
     else:
         values = conformance.whitened(sums, shares, vectors()["profiles"]["tokens"])
-    return [[value * kept for kept in row] for value, row in zip(values, batch.mask, strict=True)]
+    return torch.tensor(values, dtype=torch.float64)[:, None] * torch.tensor(batch.mask)
 
 
 @settings(max_examples=300, deadline=None)
@@ -85,7 +87,7 @@ def test_it_agrees_with_the_equations_at_any_amplitude(batch, whiten):
 def test_components_that_cancel_give_zero_at_any_size_and_epsilon(size, epsilon, whiten):
     correct = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     rewards = torch.stack([size * correct, 1 - correct], dim=1)
-    given: Any = {"whiten": whiten, "epsilon": epsilon}
+    given = {"whiten": whiten, "epsilon": epsilon}
     assert exactly_zero(gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), **given))
     # Unequal weights leave the first component: ±0.866 before whitening, over sequences and after.
     found = gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), weights=[2.0, 1.0], **given)

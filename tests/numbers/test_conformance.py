@@ -7,7 +7,6 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -81,11 +80,11 @@ def test_a_feature_without_vectors_is_refused(profile, features):
 def test_turns_belong_to_their_responses():
     pytest.importorskip("omegaconf")
 
-    def flat(*given: Any, **settings: Any) -> Any:
+    def flat(*given, **settings):
         found = conformance.ours(*given, **settings)
         return [value for turns in found for value in turns] if "credit" in settings else found
 
-    def tuples(*given: Any, **settings: Any) -> Any:
+    def tuples(*given, **settings):
         found = conformance.ours(*given, **settings)
         return [tuple(turns) for turns in found] if "credit" in settings else found
 
@@ -111,13 +110,13 @@ def test_credit_to_go_by_hand():
 
 
 def test_what_does_not_conform_is_named_with_its_digits():
-    def nan(rewards: Any, *given: Any, **settings: Any) -> Any:
+    def nan(rewards, *given, **settings):
         return [math.nan] * len(rewards)
 
-    def nothing(*given: Any, **settings: Any) -> Any:
+    def nothing(*given, **settings):
         raise NotImplementedError
 
-    def broken(*given: Any, **settings: Any) -> Any:
+    def broken(*given, **settings):
         raise LookupError("no such group")
 
     message = r"two groups \(two rewards, .*: expected 0\.054\d+ as advantage 0, found nan"
@@ -151,7 +150,7 @@ def test_our_setting_for_each_gives_its_advantages_within_the_pages_bound(profil
             continue
         given = (vector[key] for key in ("rewards", "groups", "token_counts", "weights"))
         sums = torch.tensor(conformance.ours(*given, whiten="none", epsilon=epsilon)).double()
-        scored = [any(r is not None for r in row) for row in vector["rewards"]]
+        scored = [set(row) != {None} for row in vector["rewards"]]
         s = float(sums[scored].std())
         found, expected = torch.tensor([result.found, result.expected], dtype=torch.float64)
         assert_close(found, expected, rtol=bound(s), atol=1e-9)

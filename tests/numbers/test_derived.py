@@ -62,7 +62,7 @@ def test_ids_may_be_a_tensor_and_groups_lie_in_any_order():
 
 
 def test_a_range_serves_the_variants_that_need_one():
-    settings: Any = {"gdpo": {"variant": "tchebycheff"}, "gdpo_reward_keys": ["brevity"]}
+    settings = {"gdpo": {"variant": "tchebycheff"}, "gdpo_reward_keys": ["brevity"]}
     config = GdpoConfig.from_algorithm(
         {"gdpo": {"derived": {"brevity": LENGTH | {"range": [0, 1]}}}}
     )
@@ -132,7 +132,7 @@ def test_a_function_of_a_file_in_the_working_directory_is_found(tmp_path, monkey
 
 
 def test_relative_length_is_of_those_that_pass():
-    def of(right: list[Any], lengths: list[int], **settings: Any) -> Any:
+    def of(right, lengths, **settings):
         rewards = [{"right": value} for value in right]
         return relative_length(rewards, lengths, outcome="right", **settings)
 
@@ -144,7 +144,7 @@ def test_relative_length_is_of_those_that_pass():
 
 
 def test_rank_is_the_share_of_the_siblings_that_are_surpassed():
-    def of(values: list[Any]) -> Any:
+    def of(values):
         return rank([{"q": value} for value in values], [1] * len(values), of="q")
 
     assert of([2, 2, 2]) == [0.5, 0.5, 0.5]

@@ -54,7 +54,7 @@ def test_a_component_that_one_row_has_or_none():
         found = component_metrics(rewards, [0] * rows, ["length"], ranges=ranges)
         assert found == {"gdpo/length/unscored": 1.0}
         # No rows count for nothing over mini-batches.
-        assert found["gdpo/length/unscored"].weight == rows  # type: ignore[attr-defined]
+        assert found["gdpo/length/unscored"].weight == rows
 
 
 def test_saturation_by_hand():
@@ -84,11 +84,9 @@ PULLING = [[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]]
         (PULLING, "aabb", [1, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5),
         # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s
         # in row 2. Only row 0 has both, and they differ in sign.
-        pytest.param(
-            [[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]], *("aaaa", [1, 1], [0.5, 0.5], 0.25)
-        ),
+        ([[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]], "aaaa", [1, 1], [0.5, 0.5], 0.25),
         # z = ±s for f and l alike, 0 for the constant c; h runs against them.
-        pytest.param([[1, 4, 2, 0], [0, 3, 2, 1]], "aa", [1] * 4, [1 / 3, 1 / 3, 0, 1 / 3], 1.0),
+        ([[1, 4, 2, 0], [0, 3, 2, 1]], "aa", [1] * 4, [1 / 3, 1 / 3, 0, 1 / 3], 1.0),
         # Nothing varies.
         ([[NAN, NAN], [NAN, NAN]], "aa", [1, -2], [0, 0], 0.0),
         ([[1.0, NAN], [NAN, 0.0]], "aa", [1, -2], [0, 0], 0.0),
@@ -100,8 +98,8 @@ def test_shares_and_conflicts_by_hand(rewards, groups, weights, shares, conflict
     keys = ["format", "length", "constant", "heavy"][: table.shape[1]]
     settings = EstimatorSettings(weights=weights, epsilon=0.0)
     found = contribution_metrics(decompose(table, groups, settings=settings), keys)
-    names = [*(f"gdpo/{key}/advantage_share" for key in keys), "gdpo/sign_conflicts"]
-    expected = dict(zip(names, [*shares, conflicts], strict=True))
+    names = [f"gdpo/{key}/advantage_share" for key in keys]
+    expected = dict(zip(names, shares, strict=True)) | {"gdpo/sign_conflicts": conflicts}
     assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -118,7 +116,7 @@ def test_influence_and_noise_by_hand():
         # Variances 2s² = 1 and 2·(2s)² = 4.
         "gdpo/noise_floor": pytest.approx(2.5, abs=1e-12),
     }
-    assert [value.weight for value in metrics.values()] == [4, 4, 2]  # type: ignore[attr-defined]
+    assert [value.weight for value in metrics.values()] == [4, 4, 2]
     # What GRPO makes of a sum in which f runs against a heavier l.
     grpo = decompose(torch.tensor(PULLING), "aabb", settings=exact)
     against = influence_metrics(grpo, grpo.grpo, ["f", "l"])

@@ -60,7 +60,10 @@ def test_slime_and_miles(page):
 
 def test_nemo_rl(page):
     prompts = torch.tensor([[5, 6], [5, 6], [5, 7], [5, 7]])
-    batch = {f"reward/{key}": torch.tensor([row[key] for row in DICTS]) for key in "ab"}
+    batch = {
+        "reward/a": torch.tensor([row["a"] for row in DICTS]),
+        "reward/b": torch.tensor([row["b"] for row in DICTS]),
+    }
     mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
     found = page["compute_advantage of self"](None, prompts, None, mask, batch | {"other": 0})
     torch.testing.assert_close(found, torch.tensor(BY_TOKENS)[:, None] * mask)
@@ -73,7 +76,7 @@ def test_tinker_cookbook(page):
 
 
 def test_verifiers(page):
-    def trace(rewards: dict[str, float], tokens: int) -> Object:
+    def trace(rewards, tokens):
         node = Object(mask=[False] + [True] * tokens, advantages=None)
         return Object(rewards={n: Object(score=v) for n, v in rewards.items()}, nodes=[node])
 

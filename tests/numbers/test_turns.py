@@ -29,7 +29,8 @@ def expected_gradient(
     stop: tuple[float, float], go: float, p: float, size: int, credit: Any
 ) -> list[float]:
     """The expected policy gradient of the two turns' logits, over all groups of this size."""
-    chance = {way: math.prod(p if on else 1 - p for on in way) for way in WAYS}
+    # Stopping has the chance 1 - p, and going on has p.
+    chance = dict(zip(WAYS, (1 - p, p * (1 - p), p * p), strict=True))
     total = [0.0, 0.0]
     for group in itertools.product(WAYS, repeat=size):
         advantages = credit([trajectory(way, stop, go) for way in group])
@@ -56,8 +57,11 @@ def sum_of_indices(rewards: list[list[float]]) -> list[list[float]]:
     for turn in range(2):
         values = [each[turn] for each in rewards if len(each) > turn]
         means.append(sum(values) / len(values) if values else 0.0)
-    centred = [[r - means[turn] for turn, r in enumerate(each)] for each in rewards]
-    return [[sum(each[turn:]) for turn in range(len(each))] for each in centred]
+    found = []
+    for each in rewards:
+        centred = [reward - mean for reward, mean in zip(each, means, strict=False)]
+        found.append([sum(centred[turn:]) for turn in range(len(each))])
+    return found
 
 
 def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor():
@@ -103,10 +107,10 @@ def flat(lists: Any) -> list[float]:
     return [value for each in lists for value in each]
 
 
-def with_right(calls: list[list[float]]) -> list[float]:
+def with_right(calls: list[list[float]], factor: float = 1.0) -> list[float]:
     """Normalised calls of each turn and the normalised `right` of its response."""
     pairs = zip(calls, z(RIGHT), strict=True)
-    return [call + right for each, right in pairs for call in each]
+    return [call + factor * right for each, right in pairs for call in each]
 
 
 def test_credit_of_the_answer_is_that_of_its_sum():
@@ -143,8 +147,7 @@ def test_conditions_and_gates_look_at_the_sum():
     condition = {"right": {"on": "calls", "at_least": 2.0}}
     only = of({"gdpo": {"whiten": "none", "conditions": condition}})
     # Only the second's sum reaches 2, and it is not right: right is 0 for all.
-    hand = [[a - r for a in each] for each, r in zip(of(), z(RIGHT), strict=True)]
-    assert flat(only) == pytest.approx(flat(hand))
+    assert flat(only) == pytest.approx(with_right(of(), -1.0))
     # The gate closes a group whose sums are the same, although its turns differ.
     same = [[1, 0], [0, 1, 0], [1]]
     assert flat(of({"gdpo": {"gate": {"on": "calls"}}}, calls=same)) == [0.0] * 6
@@ -196,7 +199,7 @@ def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns):
 
 def test_a_declaration_by_turn():
     @declares("right", Component("calls", 0, 1), by_turn=("calls", "more"))
-    def reward() -> None:
+    def reward():
         """Of nothing."""
 
     declared = declared_components(reward)

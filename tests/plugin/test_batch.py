@@ -114,7 +114,7 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("info", "message"), UNREADABLE, ids=[str(info) for info, _ in UNREADABLE])
+@pytest.mark.parametrize(("info", "message"), UNREADABLE)
 def test_what_is_no_finite_number_is_refused_with_key_row_and_remedy(info, message):
     with pytest.raises(ValueError, match=rf"(?s)^algorithm\.gdpo_reward_keys: {message}"):
         read_components([GOOD, info], objective(), ["u_0_0", "u_1_0"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def test_wrong_dump_settings_are_refused_by_key(key, value):
     ],
 )
 def test_verl_dumps_the_rows_of_the_chosen_prompts(settings, keys):
-    calls: list[tuple[Any, ...]] = []
+    calls = []
     config = OmegaConf.create({"trainer": {"rollout_data_dir": "r", **settings}})
     trainer = SimpleNamespace(config=config, global_steps=4)
     rows = KVBatchMeta(["b_0_0", "a_0_0", "a_1_0"], [{}] * 3)

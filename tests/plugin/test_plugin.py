@@ -78,7 +78,7 @@ def test_hook_that_raises_is_reported_and_does_not_break_the_import(monkeypatch,
     monkeypatch.setattr(wrapt, "register_post_import_hook", lambda hook, name: hook(object()))
 
     @hooks.when_imported("some.module")
-    def broken(module: object) -> None:
+    def broken(module):
         raise KeyError("moved upstream")
 
     assert "gdpo-verl could not be installed into some.module" in caplog.text
@@ -92,7 +92,7 @@ def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed():
 
 
 def test_doctor_misses_verl_only_beside_what_training_takes(monkeypatch):
-    here: dict[str, str] = {"torch": "2.13.0"}
+    here = {"torch": "2.13.0"}
     monkeypatch.setattr(doctor, "installed_version", here.get)
     (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
     assert not verl.remedy

@@ -181,7 +181,7 @@ def test_verls_own_manager_reads_the_padding_of_such_an_output(manager, tokenize
     ours = manager(function="plain")
     seen = []
 
-    def look(solution_str: str, **kwargs: Any) -> float:
+    def look(solution_str, **kwargs):
         seen.append(solution_str)
         return 0.0
 

@@ -123,7 +123,7 @@ def test_forgotten_model_is_said_before_anything_starts(tmp_path, capsys, comman
 def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(
     monkeypatch,
 ):
-    def check(strategy: str, rank: int = 8, merge: bool = False) -> None:
+    def check(strategy, rank=8, merge=False):
         adapter = {"lora_rank": rank, "lora": {"merge": merge}}
         actor = {"strategy": strategy}
         check_lora(OmegaConf.create({"actor_rollout_ref": {"model": adapter, "actor": actor}}))

@@ -168,8 +168,8 @@ def test_each_setting_reaches_the_estimator_and_its_metric(settings, expected):
 def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(monkeypatch, caplog):
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
     hooks, failures = hooks_of(), iter([0, 2, 1])
-    hooks.failures = SimpleNamespace(take=lambda: next(failures))  # type: ignore[assignment]
-    shares: Any = [step_of(hooks)[1]["gdpo/failed_sessions"] for _ in range(3)]
+    hooks.failures = SimpleNamespace(take=lambda: next(failures))
+    shares = [step_of(hooks)[1]["gdpo/failed_sessions"] for _ in range(3)]
     assert shares == pytest.approx([0, 2 / 10, 1 / 9])
     assert [share.weight for share in shares] == [8, 10, 9]  # in the mean over mini-batches
     (message,) = caplog.messages

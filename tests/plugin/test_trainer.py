@@ -174,9 +174,9 @@ def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it
 ):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
-    seen: list[bool] = []
+    seen = []
 
-    def step(*args: Any) -> None:
+    def step(*args):
         seen.append(gc.isenabled())
         raise KeyError("verl's own")
 
@@ -203,15 +203,15 @@ def test_the_estimator_is_told_the_global_step(trainer, attributes, step):
 
 
 def test_the_actors_are_watched_while_verl_trains(trainer, monkeypatch):
-    calls: list[str] = []
-    found: list[str | None] = [None]
+    calls = []
+    found = [None]
     monkeypatch.setattr(liveness.ActorWatch, "start", lambda watch: calls.append("start"))
     monkeypatch.setattr(liveness.ActorWatch, "stop", lambda watch: calls.append("stop"))
     monkeypatch.setattr(liveness.ActorWatch, "first_death", lambda watch: found[-1])
     trainer_module._init_dataloader(verls, trainer)
     trainer.replay_buffer = Buffer()  # without what counts its failures
 
-    def fit(trainer: Any) -> list[str]:
+    def fit(trainer):
         trainer.replay_buffer._sync_metadata_from_transfer_queue()
         return [*calls]
 
@@ -227,7 +227,7 @@ def test_the_actors_are_watched_while_verl_trains(trainer, monkeypatch):
     [trainer_module._fit, trainer_module._save_checkpoint, trainer_module._dump_generations],
 )
 def test_without_our_hooks_verls_method_gets_what_it_was_given(method):
-    calls: list[Any] = []
+    calls = []
     trainer = SimpleNamespace()
     method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)
     assert calls == [((trainer, 1), {"last": True})]

@@ -78,7 +78,7 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue):
 
     batch = upsample_batch_to_divisible_size(put(queue, ROWS), 5, eos_token_id=0)
     assert sum(bool(tag.get("is_padding")) for tag in batch.tags) == 3
-    metrics: dict[str, float] = {}
+    metrics = {}
     trainer = trainer_of(recipe(derived=BREVITY))
 
     trainer._compute_advantage(batch, metrics)

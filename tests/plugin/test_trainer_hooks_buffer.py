@@ -137,7 +137,7 @@ def test_failed_sessions_are_counted_once(queue):
 
 def test_counting_failed_sessions_is_given_up_when_it_fails(queue, caplog):
     buffer = buffer_of()
-    failures = SessionFailures(buffer, None, stop=False)  # type: ignore[arg-type]
+    failures = SessionFailures(buffer, None, stop=False)
     status(queue, "failure", "p")
     for _ in range(2):
         buffer._sync_metadata_from_transfer_queue()

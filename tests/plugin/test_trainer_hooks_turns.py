@@ -47,13 +47,13 @@ def trainer_for(config: Any) -> Any:
     trainer = trainer_of(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     hooks = trainer.gdpo_hooks
-    trainer.gdpo_hooks = type(hooks)(config, settings.resolve(reward.components))  # type: ignore[attr-defined]
+    trainer.gdpo_hooks = type(hooks)(config, settings.resolve(reward.components))
     return trainer
 
 
 def rows_of(rows: list[Any] = ROWS) -> list[Any]:
     """The rows as our reward manager leaves them: sums, the lists as text beside."""
-    objective = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
+    objective = GdpoConfig().resolve(reward.components)
     written = []
     for key, mask, own in rows:
         complete = with_sums(own, objective)
@@ -79,7 +79,7 @@ def test_each_turn_has_what_the_pure_function_says(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     batch = upsample_batch_to_divisible_size(put(queue, rows_of()), 4, eos_token_id=0)
-    metrics: dict[str, float] = {}
+    metrics = {}
     trainer = trainer_for(recipe(**settings))
     trainer._compute_advantage(batch, metrics)
 
@@ -148,7 +148,7 @@ def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue):
         ("d_1_0", [1, 0, 1], info([1, 0], 1.0)),
     ]
     batch = put(queue, rows_of(rows))
-    turns = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
+    turns = GdpoConfig().resolve(reward.components)
     answer = turns.of_answers()
     assert set(_silent_groups(batch.keys, "train", turns, 1)) == {"d"}
     assert set(_silent_groups(batch.keys, "train", answer, 1)) == {"c", "d"}

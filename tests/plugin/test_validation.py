@@ -158,9 +158,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "message"), REFUSED, ids=[each[0] for _, each, _ in REFUSED]
-)
+@pytest.mark.parametrize(("recipe", "overrides", "message"), REFUSED)
 def test_refused_before_ray_starts(compose, recipe, overrides, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         validate(compose(*overrides, recipe=recipe))
@@ -464,7 +462,7 @@ def test_a_reward_file_leaves_the_trainers_random_state(compose, tmp_path):
     path = f"reward.custom_reward_function.path={tmp_path / 'seeding.py'}"
     config = compose(path, NAIVE, "+algorithm.gdpo.metrics=true", recipe="grpo")
 
-    def states() -> list[object]:
+    def states():
         numpys = np.random.get_state()[1].tolist()
         return [random.getstate(), numpys, torch.get_rng_state().tolist()]
 

@@ -321,7 +321,7 @@ def test_a_job_without_the_token_and_nodes_without_software_or_a_file_are_refuse
     while "starting Ray" not in seen and (line := job.stdout.readline()):
         seen += line
     assert seen.count(f"gdpo-verl {__version__}, verl 0.9.1, plug-in loaded") == 3, seen
-    cluster.ray("job", "stop", re.search(r"Job '(\S+)' submitted", seen)[1])  # type: ignore[index]
+    cluster.ray("job", "stop", re.search(r"Job '(\S+)' submitted", seen)[1])
     job.communicate(timeout=HANGS)
     wait_for(lambda: not processes_of([str(run)]), lambda: str(processes_of([str(run)])))
     wait_for(lambda: not cluster.actors(alive=True), lambda: str(cluster.actors(alive=True)))

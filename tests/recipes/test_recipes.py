@@ -57,7 +57,7 @@ def verls_own() -> dict[str, Any]:
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
+    return OmegaConf.to_container(config, resolve=False)
 
 
 def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from gdpo_verl.rewards import Component, declared_components, declares
 
 
 def test_the_function_stays_what_it_was():
-    async def reward(x: int) -> int:
+    async def reward(x):
         return x + 1
 
     assert declares("a")(reward) is reward
