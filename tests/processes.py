@@ -38,8 +38,11 @@ def in_fresh_process(code: str, **environment: str) -> dict:
 
 def processes_of(needles: Sequence[str]) -> list[str]:
     """Command lines of running processes that contain one of the needles."""
-    found = [f"{pid} {args}" for pid, _, _, args in _processes() if "ps -eww" not in args]
-    return [line for line in found if any(needle in line for needle in needles)]
+    found = []
+    for pid, _, _, args in _processes():
+        if "ps -eww" not in args and any(needle in args for needle in needles):
+            found.append(f"{pid} {args}")
+    return found
 
 
 def session(*leaders: int) -> list[tuple[int, str]]:

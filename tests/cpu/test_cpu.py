@@ -312,11 +312,10 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
     engines = [Engine(bucket_size=1, is_master=place == 0) for place in range(4)]
     for _update in range(2):  # verl builds a group for each
         metadata = [engine.prepare() for engine in engines]
-        arguments = [
-            {name: values[place] for name, values in side.items()}
-            for side in Engine.build_topology(2, 2, metadata)
-            for place in range(2)
-        ]
+        arguments = []
+        for side in Engine.build_topology(2, 2, metadata):
+            for values in zip(*side.values(), strict=True):
+                arguments.append(dict(zip(side, values, strict=True)))
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(update, engines, arguments, [True, True, False, False]))
         for engine in engines:  # the last that the replicas read is in the sender's store

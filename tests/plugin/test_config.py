@@ -212,6 +212,7 @@ REFUSED = [
     (KEYS, "[1]", ": expected distinct"),
     (KEYS, "[a, a]", ": expected distinct"),
     (KEYS, "[a, score]", ": .*'score'"),
+    (KEYS, "[a, output]", ": 'output' cannot be the name of a component"),
     (WEIGHTS, "[2]", rf": a list of weights needs algorithm\.{KEYS}"),
     (WEIGHTS, "'2'", ": expected a list or"),
     (WEIGHTS, f"{{length: 1{'0' * 400}}}", ": expected finite numbers, found 1000"),

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_verl import advantages, put, recipe, trainer_of
 from fake_verl import emptied as emptied
@@ -99,11 +100,9 @@ def test_each_turn_has_what_the_pure_function_says(queue, settings):
     name = "rvpo_advantage" if settings.get("variant") else "gdpo_advantage"
     for listed_, expected in zip(columns[f"{name}_by_turn"], pure, strict=True):
         assert listed_ == pytest.approx(expected)
-    means = [
-        sum(a * n for a, n in zip(*pair, strict=True)) / max(sum(pair[1]), 1)
-        for pair in zip(pure, TOKENS, strict=True)
-    ]
-    assert columns[name] == pytest.approx(means)
+    for mean, turns, tokens in zip(columns[name], pure, TOKENS, strict=True):
+        expected = np.average(turns, weights=tokens) if tokens else 0.0
+        assert mean == pytest.approx(expected)
     json.dumps(columns)
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from trainings import made_once
 
-from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages, grpo_advantages
+from gdpo_verl import apply_conditions, gdpo_advantages
 from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
@@ -47,7 +47,9 @@ Rows = list[list[Any]]  # numbers; None and NaN where not scored
 # Eight groups of four, three normal components that deviate by about 1, 30 and 0.1: no mean far
 # above its deviation, or float32 would show more than the formulas do.
 draw = random.Random(0)
-ROWS = [[sigma * draw.gauss(2.0, 1.0) for sigma in (1.0, 30.0, 0.1)] for _ in range(32)]
+ROWS = []
+for _ in range(32):
+    ROWS.append([sigma * draw.gauss(2.0, 1.0) for sigma in (1.0, 30.0, 0.1)])
 PARTLY_SCORED: Rows = [
     # One component is scored in a single row, and a row has no reward at all.
     [1.0, None, 0.5],
@@ -237,21 +239,6 @@ def test_it_trains_with_the_advantages_of_the_pure_function(results, name, optio
     check(results, name, **options)
 
 
-@pytest.mark.parametrize("name", ["derived", "derived, partly scored"])
-def test_derived_components_are_those_of_the_whole_group(results, name):
-    rewards, mask, logged, _ = read(results, name)
-    infos = []
-    for row in rewards.tolist():
-        scored = [None if math.isnan(value) else value for value in row]
-        infos.append(dict(zip(KEYS, scored, strict=True)))
-    groups = [row // 4 for row in range(len(infos))]
-    config = STEPS[name]["gdpo"]
-    expected = advantages_of(infos, groups, mask.sum(dim=1).tolist(), config=config)
-    assert logged.tolist() == pytest.approx(expected, abs=1e-12)
-    derived = set(config["gdpo"]["derived"])
-    assert set(read_run(results / name).components) == {*KEYS, *derived}
-
-
 @pytest.mark.slow
 def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path):
     run_steps(tmp_path, TWO, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -265,14 +252,6 @@ def test_over_sequences_it_is_trls_own_within_the_known_bound(results):
     # docs/semantics.md: less than 1e-4 / s, s above 0.6 here, and TRL's float32.
     torch.testing.assert_close(ours, trls, rtol=1.7e-4, atol=1e-5)
     assert (ours - trls).abs().max() > 5e-5
-
-
-@pytest.mark.parametrize(("name", "scale"), [("TRL, sum", True), ("TRL, sum unscaled", False)])
-def test_trl_summing_first_is_our_grpo_with_epsilon_1e_4(results, name, scale):
-    rewards, mask, logged, _ = read(results, name)
-    groups = [row // 4 for row in range(len(rewards))]
-    found = grpo_advantages(rewards, groups, mask, weights=WEIGHTS, epsilon=1e-4, scale=scale)
-    torch.testing.assert_close(found[:, 0], logged, rtol=2e-6, atol=2e-6)
 
 
 def test_the_report_reads_its_metrics_beside_trls(results):
@@ -306,7 +285,8 @@ def test_the_report_reads_its_metrics_beside_trls(results):
     ],
 )
 def test_replay_finds_the_settings_of_the_logged_advantages(results, name, setting, tolerance):
-    override = f"algorithm.gdpo_reward_weights={json.dumps(dict(zip(KEYS, WEIGHTS, strict=True)))}"
+    weights = ", ".join(f"{key}: {weight}" for key, weight in zip(KEYS, WEIGHTS, strict=True))
+    override = f"algorithm.gdpo_reward_weights={{{weights}}}"
     found = replay([results / name], [] if name == "plain" else [override])
     assert found.recorded.setting.estimator == setting
     assert found.reproduces is not None

@@ -55,12 +55,11 @@ class OnTwoNodes(Victim):
 def starts_of(run: Path) -> list[list[int]]:
     """The steps that each start logged, in their order."""
     earlier = sorted(run.glob("metrics.*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
-    files = [*earlier, *run.glob("metrics.jsonl")]
-    logged = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    return [
-        [record["step"] for record in records if "timing_s/step" in record["data"]]
-        for records in logged
-    ]
+    found = []
+    for file in [*earlier, *run.glob("metrics.jsonl")]:
+        records = map(json.loads, file.read_text().splitlines())
+        found.append([record["step"] for record in records if "timing_s/step" in record["data"]])
+    return found
 
 
 def has_stepped(victim: Victim) -> bool:
@@ -71,8 +70,12 @@ def has_stepped(victim: Victim) -> bool:
 def there(victim: OnTwoNodes) -> dict[str, list[int]]:
     """The processes of each part that is there at this moment."""
     members = [*session(victim.leader), *victim.cluster.members()]
-    found = {part: [pid for pid, args in members if re.search(part, args)] for part in PARTS}
-    return {part: pids for part, pids in found.items() if pids}
+    found: dict[str, list[int]] = {}
+    for part in PARTS:
+        for pid, args in members:
+            if re.search(part, args):
+                found.setdefault(part, []).append(pid)
+    return found
 
 
 def is_over(victim: OnTwoNodes, leader: int, ended: set[int], *, early: bool) -> bool:

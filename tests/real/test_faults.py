@@ -159,7 +159,7 @@ def prompts(run: Path, step: int) -> set[str]:
     """Text of the prompts, which identifies one: no two rows of the toolbox share it."""
     rows = Training(run).rollouts(step)
     found = {row["input"] for row in rows}
-    assert len(rows) == 4 * len(found) == 32
+    assert (len(rows), len(found)) == (32, 8)
     return found
 
 

@@ -6,6 +6,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_training import components, groups, weight_change
@@ -91,11 +92,8 @@ def whitened_by_halves(rows: list[dict[str, Any]]) -> bool:
     """Check that the groups fall into two mini-batches that give the dumped advantages."""
     first, *others = sorted(set(groups(rows)))
     for chosen in combinations(others, len(others) // 2):
-        half = [group in {first, *chosen} for group in groups(rows)]
-        mini_batches = [
-            [row for row, inside in zip(rows, half, strict=True) if inside == which]
-            for which in (True, False)
-        ]
+        half = np.array([group in {first, *chosen} for group in groups(rows)])
+        mini_batches = [np.array(rows)[half], np.array(rows)[~half]]
         if all(
             torch.allclose(dumped(mini), advantages(mini), rtol=0, atol=1e-6)
             for mini in mini_batches

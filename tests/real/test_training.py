@@ -29,7 +29,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 
 def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
     """The columns of a dump, shape (B, K); NaN where a row has none."""
-    return torch.tensor(np.array([[row[key] for key in keys] for row in rows], dtype=np.float64))
+    table = []
+    for row in rows:
+        table.append([row[key] for key in keys])
+    return torch.tensor(np.array(table, dtype=np.float64))
 
 
 def groups(rows: list[dict]) -> list[str]:
@@ -106,19 +109,6 @@ def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
     assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-5)
     assert metrics["critic/advantages/max"] == pytest.approx(float(dumped.max()), abs=1e-5)
     assert metrics["critic/advantages/min"] == pytest.approx(float(dumped.min()), abs=1e-5)
-
-
-def test_a_component_named_like_a_column_of_the_dumps_is_refused_before_ray(train, tmp_path):
-    (tmp_path / "my_reward.py").write_text(USERS_REWARD.replace('"short"', '"output"'))
-    run = train(
-        STOCK,
-        "algorithm.adv_estimator=grpo",
-        "+algorithm.gdpo_reward_keys=[tags,output]",
-        f"reward.custom_reward_function.path={tmp_path / 'my_reward.py'}",
-        fails=True,
-    )
-    assert "algorithm.gdpo_reward_keys: 'output' cannot be the name of a component" in run.output
-    assert "Started a local Ray instance" not in run.output
 
 
 @pytest.mark.slow
@@ -229,5 +219,8 @@ def weight_change(policy: Path, checkpoint: Path) -> float:
     files = sorted((checkpoint / "actor").glob("model_world_size_*_rank_*.pt"))
     shards = [torch.load(file, weights_only=False) for file in files]
     # FSDP2 shards the first dimension.
-    after = {name: torch.cat([shard[name].to_local() for shard in shards]) for name in shards[0]}
-    return max(float((after[name] - before[name]).abs().max()) for name in after)
+    changes = []
+    for name in shards[0]:
+        after = torch.cat([shard[name].to_local() for shard in shards])
+        changes.append(float((after - before[name]).abs().max()))
+    return max(changes)

@@ -144,7 +144,8 @@ def test_drawn_constraints_are_of_different_kinds_and_judged():
     for example in islice(drawn, 300):
         names = json.loads(example.ground_truth)["instruction_id_list"]
         kinds = [name.partition(":")[0] for name in names]
-        assert 1 <= len(kinds) == len(set(kinds)) <= 3
+        assert 1 <= len(kinds) <= 3
+        assert len(kinds) == len(set(kinds))
         found = rewards.compute_score("", SEA, example.ground_truth)
         assert found["unchecked"] == 0
         assert sum(found[kind] is not None for kind in rewards.KINDS.values()) == len(kinds)

@@ -23,7 +23,10 @@ def token(**logprobs: Any) -> dict[str, Any]:
 
 def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
     """A choice of a chat completion; of each token its alternatives with their probabilities."""
-    content = [token(**{name: math.log(p) for name, p in each.items()}) for each in tokens]
+    content = []
+    for each in tokens:
+        logprobs = {name: math.log(p) for name, p in each.items()}
+        content.append(token(**logprobs))
     return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
 
 
@@ -43,6 +46,8 @@ def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line):
 
 
 FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
+
+
 ODD = [
     {"4": FORCED},
     {"4": FORCED, "5": -0.1},
@@ -54,12 +59,13 @@ ODD = [
     {"4": 1e5},
     {"4": None},
 ]
+OF_TOKENS = [{"content": [token(**logprobs)]} for logprobs in ODD]
 
 
 @pytest.mark.parametrize(
     "logprobs",
     [
-        *({"content": [token(**logprobs)]} for logprobs in ODD),
+        *OF_TOKENS,
         {"content": []},
         {"content": [{"token": None, "top_logprobs": []}]},
         {"content": [{"token": "4"}]},
