@@ -278,20 +278,3 @@ def test_a_version_that_the_package_names_is_the_one_of_pyproject():
     for path in (ROOT / "gdpo_verl").rglob("*.py"):
         named = set(re.findall(r"\b[a-z][\w-]*==\d[\w.]*\w", path.read_text(encoding="utf-8")))
         assert named <= asked, path
-
-
-@pytest.mark.slow
-def test_the_checkout_is_tested_and_not_an_installed_copy(tmp_path):
-    copy = tmp_path / "gdpo_verl"
-    copy.mkdir()
-    (copy / "__init__.py").touch()
-    (tmp_path / "other.ini").touch()
-
-    def collect(*options):
-        arguments = ["--collect-only", "-q", *options, str(ROOT / "tests" / "test_setup.py")]
-        command = [sys.executable, "-c", f"import pytest; pytest.main({arguments})"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        return done.stdout + done.stderr
-
-    assert "test_the_checkout_is_tested" in collect()
-    assert "expected the package of this checkout" in collect("-c", "other.ini")
