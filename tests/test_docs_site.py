@@ -1,14 +1,11 @@
 """The site: built without a warning, every public name in it, no request to another host."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
 import subprocess
 import sys
 from html import unescape
-from pathlib import Path
 
 import pytest
 from documents import ROOT
@@ -24,7 +21,7 @@ OTHER_HOST = re.compile(r"[\"'(]\s*(?:https?:)?//")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, built without a warning."""
     site = tmp_path_factory.mktemp("site")
     process = subprocess.run(
@@ -41,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def text_of(html: str) -> str:
+def text_of(html):
     return unescape(re.sub(r"<[^>]*>", "", html))
 
 

@@ -1,9 +1,6 @@
 """Plain code: one thing on a line, nothing that must be read twice (CONTRIBUTING.md)."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +17,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
 BRANCHES = (*LOOPS, ast.If, ast.IfExp, ast.While, ast.ExceptHandler, ast.Assert)
 
 
-def inside(node: ast.AST, apart: type | tuple[type, ...]) -> Iterator[ast.AST]:
+def inside(node, apart):
     """Yield everything inside a node, except nodes of a type that are checked separately."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, apart):
@@ -28,7 +25,7 @@ def inside(node: ast.AST, apart: type | tuple[type, ...]) -> Iterator[ast.AST]:
             yield from inside(child, apart)
 
 
-def is_condition(node: ast.AST) -> bool:
+def is_condition(node):
     if isinstance(node, ast.Call):
         return ast.unparse(node.func) in ("all", "any", "bool", "isinstance")
     if isinstance(node, ast.UnaryOp):
@@ -36,7 +33,7 @@ def is_condition(node: ast.AST) -> bool:
     return isinstance(node, (ast.BoolOp, ast.Compare))
 
 
-def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+def size(function):
     """Count lines without the docstring, and branches with further operands of `and` and `or`."""
     lines = function.end_lineno - function.lineno + 1
     if ast.get_docstring(function) is not None:
@@ -51,7 +48,7 @@ def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
     return lines, branches
 
 
-def faults(node: ast.AST) -> Iterator[str]:
+def faults(node):
     """Say what is not plain about one node."""
     if isinstance(node, ast.Starred) and isinstance(node.value, LITERALS):
         yield "a starred literal"
@@ -67,7 +64,7 @@ def faults(node: ast.AST) -> Iterator[str]:
             yield f"{lines} lines (at most 60) and {branches} branches (at most 20)"
 
 
-def is_range(comparison: ast.Compare) -> bool:
+def is_range(comparison):
     """Whether a comparison has two sides, or says that its values rise or fall: 0 <= x < 1."""
     operators = comparison.ops
     rises = all(isinstance(operator, RISING) for operator in operators)
@@ -75,11 +72,11 @@ def is_range(comparison: ast.Compare) -> bool:
     return len(operators) == 1 or rises or falls
 
 
-def contains(node: ast.AST, kinds: type | tuple[type, ...]) -> bool:
+def contains(node, kinds):
     return any(isinstance(part, kinds) for part in inside(node, ()))
 
 
-def idioms(node: ast.AST) -> Iterator[str]:
+def idioms(node):
     """Name the expressions in one node for which there is a plainer statement."""
     if isinstance(node, ast.NamedExpr):
         yield "a value is named within an expression (:=)"
@@ -95,12 +92,12 @@ def idioms(node: ast.AST) -> Iterator[str]:
         yield "a chained comparison of values that do not rise or fall"
 
 
-def files_in(*folders: str) -> Iterator[Path]:
+def files_in(*folders):
     for folder in folders:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-def places(path: Path, check: Callable[[ast.AST], Iterator[str]]) -> Iterator[str]:
+def places(path, check):
     """Yield what a check says about each node of a file, with its file, function and line."""
     name = path.relative_to(ROOT).as_posix()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

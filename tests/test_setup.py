@@ -1,12 +1,9 @@
 """The locks, and scripts/setup.sh without a network: a recorder stands where uv does."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from documents import PAGES, ROOT
@@ -24,7 +21,7 @@ UV = PROJECT["dependency-groups"]["uv"][0].partition("==")[2]
 SETS = [("cpu",), ("gpu",), ("cpu", "test", "data"), ("gpu", "test", "data")]
 
 
-def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
+def pins(lock, python, machine="x86_64"):
     """Name to version of what a lock installs there; each name once."""
     environment = default_environment() | {
         "python_version": python,
@@ -32,7 +29,7 @@ def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
         "platform_machine": machine,
         "sys_platform": "linux",
     }
-    found: dict[str, str] = {}
+    found = {}
     for line in (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines():
         if line.startswith(("#", " ")):
             continue
@@ -45,7 +42,7 @@ def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
     return found
 
 
-def wanted(*extras: str) -> list[Requirement]:
+def wanted(*extras):
     """The direct dependencies with these extras, those that extras name among them."""
     project = PROJECT["project"]
     lines = list(project["dependencies"])
@@ -112,17 +109,17 @@ case "$1" in -L) echo "GPU 0: a card" ;; *) echo "$DRIVER"; echo "$DRIVER" ;; es
 class Machine:
     """A machine with a uv that installs nothing, and perhaps a GPU."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.venv, self.record = directory / "venv", directory / "record"
         self.bin = directory / "bin"
         self.bin.mkdir()
         self.program("uv", RECORDER)
 
-    def program(self, name: str, text: str) -> None:
+    def program(self, name, text):
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def setup(self, *arguments, **environment):
         self.record.write_text("")
         variables = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
@@ -141,12 +138,12 @@ class Machine:
         )
 
     @property
-    def asked(self) -> list[str]:
+    def asked(self):
         return self.record.read_text().splitlines()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """An environment as ``python -m venv`` makes it."""
     made = tmp_path_factory.mktemp("made") / "venv"
     subprocess.run([sys.executable, "-m", "venv", made], check=True)
@@ -154,7 +151,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, made: Path) -> Machine:
+def machine(tmp_path, made):
     machine = Machine(tmp_path)
     machine.program("python-of-tests", PYTHON.format(made=made, python=sys.executable))
     return machine

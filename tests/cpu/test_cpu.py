@@ -1,7 +1,5 @@
 """Each patch of verl and Ray that the CPU platform makes, and that is still necessary."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os
@@ -13,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -129,13 +126,13 @@ set_platform(PlatformCPU())
 
 
 @pytest.fixture(scope="module")
-def applied() -> dict[str, Any]:
+def applied():
     """The probe's answers with our patches."""
     return in_fresh_process(PROBE, VERL_PLATFORM="cpu")
 
 
 @pytest.fixture(scope="module")
-def upstream() -> dict[str, Any]:
+def upstream():
     """The probe's answers with the platform alone, registered by hand."""
     return in_fresh_process(
         STOCK_PLATFORM + PROBE,

@@ -1,7 +1,5 @@
 """Workers that are forked from one process which has imported what they need."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -38,7 +36,7 @@ print([worker.wait() for worker in started])
 """
 
 
-def lines_of(driver: str, directory: Path, **files: str) -> list[str]:
+def lines_of(driver, directory, **files):
     """The output of a driver and its workers in a directory with these modules."""
     for name, text in files.items():
         (directory / f"{name}.py").write_text(text)

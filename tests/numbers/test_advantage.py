@@ -9,8 +9,6 @@ Numbers are worked without the epsilon that is added to each deviation; at devia
 about 1 it moves them by 1e-6, hence the tolerance of the literals.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Eq. 8: which rewards count, and thresholds in every dtype."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from by_hand import NAN

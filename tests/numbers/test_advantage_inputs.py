@@ -1,11 +1,8 @@
 """The estimator's arguments: what they may be, and what is refused by its name."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +73,7 @@ def test_inputs_are_never_modified():
     assert given[3:] == before[3:]
 
 
-GOOD: Any = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
+GOOD = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
 FRACTIONS, ONES = torch.tensor([[1.0, 0.5, 0.0]] * 4), torch.ones(4, 1).double()
 NESTED = torch.nested.nested_tensor(list(ONES.unbind()))
 # For each argument what is taken and what is not.

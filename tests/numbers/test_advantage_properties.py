@@ -12,10 +12,8 @@ from by_hand import NAN, WHITEN, close, exactly_zero
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_conformance import conformance
-from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import Whiten
 from gdpo_verl.conformance import vectors
 
 
@@ -25,7 +23,7 @@ class Batch(NamedTuple):
     mask: list[list[int]]
     weights: list[float]
 
-    def advantages(self, whiten: Whiten) -> Tensor:
+    def advantages(self, whiten):
         return gdpo_advantages(
             torch.tensor(self.rewards, dtype=torch.float64),
             self.groups,
@@ -36,7 +34,7 @@ class Batch(NamedTuple):
 
 
 @st.composite
-def batches(draw: st.DrawFn, amplitudes: bool = False) -> Batch:
+def batches(draw, amplitudes=False):
     """Groups of 1 to 5 in any order, some rewards unscored, masks with holes or empty."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     ids = [group for group, size in enumerate(sizes) for _ in range(size)]
@@ -54,7 +52,7 @@ def batches(draw: st.DrawFn, amplitudes: bool = False) -> Batch:
     return Batch(rewards, list(groups), mask, [draw(weight) for _ in range(count)])
 
 
-def advantages_by_the_equations(batch: Batch, whiten: Whiten) -> Tensor:
+def advantages_by_the_equations(batch, whiten):
     """By the decimals that the vectors are made with; what hardly varies is nothing."""
     table = np.array(batch.rewards)
     rewards = np.where(np.isnan(table), None, table).tolist()

@@ -1,7 +1,5 @@
 """The vectors, who conforms to them, and the settings under which ours gives another's numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

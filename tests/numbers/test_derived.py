@@ -1,10 +1,7 @@
 """Derived components: what a user's function of a whole group gets, gives, and must not do."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +22,13 @@ GROUPS = ["a", "a", "a", "a", "b", "b"]
 BREVITY = [1.0, 0.0, None, 0.5, None, None]
 
 
-def advantages(derived: Any, groups: Any = GROUPS, tokens: Any = LENGTHS, **settings: Any) -> Any:
+def advantages(derived, groups=GROUPS, tokens=LENGTHS, **settings):
     gdpo = {"derived": derived, **settings.pop("gdpo", {})}
     rewards = [{"right": value} for value in RIGHT]
     return advantages_of(rewards, groups, tokens, config={"gdpo": gdpo, **settings})
 
 
-def by_hand(**settings: Any) -> list[float]:
+def by_hand(**settings):
     rewards = [{"right": a, "brevity": b} for a, b in zip(RIGHT, BREVITY, strict=True)]
     return advantages_of(rewards, GROUPS, LENGTHS, config=settings)
 

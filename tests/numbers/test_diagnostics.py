@@ -1,13 +1,9 @@
 """The metrics by hand."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gdpo_verl.advantage import EstimatorSettings, Gate, decompose, find_variant
 from gdpo_verl.diagnostics import (
@@ -25,7 +21,7 @@ from gdpo_verl.diagnostics import (
 NAN = math.nan
 
 
-def statistics(key: str, *expected: float) -> dict[str, Any]:
+def statistics(key, *expected):
     """A component's mean, deviation, minimum, maximum, constant groups and unscored rows."""
     rewards = [f"rewards/{key}/{name}" for name in ("mean", "std", "min", "max")]
     names = [*rewards, f"gdpo/{key}/constant_groups", f"gdpo/{key}/unscored"]
@@ -168,7 +164,7 @@ def test_parse_errors_by_hand(codes, expected):
     assert parse_error_metrics(codes) == pytest.approx(expected)
 
 
-def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, float]:
+def phantom(rewards, groups, **options):
     return outcome_metrics(decompose(rewards, groups, settings=EstimatorSettings(**options)), 0)
 
 

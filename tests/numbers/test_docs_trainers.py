@@ -1,11 +1,8 @@
 """The lines for other trainers run on objects with the attributes that those trainers have."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace as Object
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +19,11 @@ BY_TOKENS = advantages_of(DICTS, [0, 0, 1, 1], TOKENS)
 
 
 @pytest.fixture(scope="module")
-def page() -> dict[str, Any]:
+def page():
     """Names of the page's functions, from all blocks of code that define one."""
-    names: dict[str, Any] = {"advantages_of": advantages_of, "np": np, "torch": torch}
+    names = {"advantages_of": advantages_of, "np": np, "torch": torch}
     names["register_rllm_adv_estimator"] = lambda name: lambda function: function
-    found: dict[str, Any] = {}
+    found = {}
     for block in re.findall(r"```python\n((?:@[^\n]*\n)?def .*?)```", PAGE, flags=re.DOTALL):
         exec(block, names)
         name = re.search(r"def (\w+)\((\w+)", block)

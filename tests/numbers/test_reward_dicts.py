@@ -1,9 +1,6 @@
 """Advantages from rewards as dicts, for trainers that hand over nothing else."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from gdpo_verl.config.components import Component
 from gdpo_verl.reward_dicts import RewardErrors
 
 GROUPS = ["a", "b", "a", "b"]
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     {"right": 1, "short": 0.5},
     {"right": 0, "short": None},
     {"right": 0, "short": 1.0},

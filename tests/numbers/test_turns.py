@@ -1,10 +1,7 @@
 """Credit by turn: the gradient by enumeration, entries by hand, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import Any
 
 import pytest
 
@@ -20,14 +17,12 @@ CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
 WAYS = ((0,), (1, 0), (1, 1))
 
 
-def trajectory(way: tuple[int, ...], stop: tuple[float, float], go: float) -> list[float]:
+def trajectory(way, stop, go):
     """The rewards of its turns: going on pays 0, then `go`; stopping pays what its turn says."""
     return [(0.0, go)[turn] if on else stop[turn] for turn, on in enumerate(way)]
 
 
-def expected_gradient(
-    stop: tuple[float, float], go: float, p: float, size: int, credit: Any
-) -> list[float]:
+def expected_gradient(stop, go, p, size, credit):
     """The expected policy gradient of the two turns' logits, over all groups of this size."""
     # Stopping has the chance 1 - p, and going on has p.
     chance = dict(zip(WAYS, (1 - p, p * (1 - p), p * p), strict=True))
@@ -41,17 +36,17 @@ def expected_gradient(
     return total
 
 
-def true_gradient(stop: tuple[float, float], go: float, p: float) -> list[float]:
+def true_gradient(stop, go, p):
     """d/d logit of E[reward]: p (1 - p), going on against stopping, and reaching the turn."""
     second = p * go + (1 - p) * stop[1]
     return [p * (1 - p) * (second - stop[0]), p * p * (1 - p) * (go - stop[1])]
 
 
-def ours(rewards: list[list[float]]) -> list[list[float]]:
+def ours(rewards):
     return advantages_of([{"r": each} for each in rewards], [0] * len(rewards), config=CENTRED)
 
 
-def sum_of_indices(rewards: list[list[float]]) -> list[list[float]]:
+def sum_of_indices(rewards):
     """The biased way: centred at each index, and summed over the turns that are left."""
     means = []
     for turn in range(2):
@@ -85,7 +80,7 @@ def test_each_turns_gradient_has_the_true_sign(stop, size, p):
     assert found[1] == pytest.approx(true[1] * factor)
 
 
-def z(values: list[float]) -> list[float]:
+def z(values):
     """Normalised by the mean and the unbiased deviation, as numbers on paper."""
     mean = sum(values) / len(values)
     std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
@@ -98,16 +93,16 @@ RIGHT = [1, 0, 0]
 UNIT = {"gdpo": {"whiten": "none"}}
 
 
-def of(config: dict[str, Any] = UNIT, tokens: Any = None, calls: Any = CALLS) -> Any:
+def of(config=UNIT, tokens=None, calls=CALLS):
     rewards = [{"calls": c, "right": r} for c, r in zip(calls, RIGHT, strict=True)]
     return advantages_of(rewards, ["a"] * 3, tokens, config=config)
 
 
-def flat(lists: Any) -> list[float]:
+def flat(lists):
     return [value for each in lists for value in each]
 
 
-def with_right(calls: list[list[float]], factor: float = 1.0) -> list[float]:
+def with_right(calls, factor=1.0):
     """Normalised calls of each turn and the normalised `right` of its response."""
     pairs = zip(calls, z(RIGHT), strict=True)
     return [call + factor * right for each, right in pairs for call in each]

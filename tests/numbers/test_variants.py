@@ -8,11 +8,8 @@ population: 1/2 in both, .82916 and 1.22474. Rewards less their means: r1 ±.5, 
 in the first group and 2 -1 -1 0 in the second.
 """
 
-from __future__ import annotations
-
 import logging
 import math
-from typing import Any
 
 import by_hand
 import pytest
@@ -20,7 +17,6 @@ import torch
 from by_hand import NAN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import VARIANTS, EstimatorSettings, Gate, decompose, find_variant
@@ -33,21 +29,21 @@ RANGES = [(0.0, 1.0), (0.0, 3.0)]
 OTHERS = [name for name in VARIANTS if name != "gdpo"]
 
 
-def advantages(rewards: Tensor, groups: Any = GROUPS, **options: Any) -> Tensor:
+def advantages(rewards, groups=GROUPS, **options):
     """One advantage a response, of one token each."""
     return gdpo_advantages(rewards, groups, torch.ones(len(rewards), 1), **options)[:, 0]
 
 
-def close(found: Tensor, expected: Any, tolerance: float = 6e-6) -> None:
+def close(found, expected, tolerance=6e-6):
     by_hand.close(found, expected, tolerance)
 
 
-def needs(name: str, components: int = 2) -> dict[str, Any]:
+def needs(name, components=2):
     """Arguments that a variant cannot do without."""
     return {"ranges": [(-10.0, 10.0)] * components} if VARIANTS[name].needs_ranges else {}
 
 
-def with_first(*values: float) -> Tensor:
+def with_first(*values):
     """The example with another first reward in its second group."""
     changed = EXAMPLE.clone()
     changed[4:, 0] = torch.tensor(values)
@@ -115,7 +111,7 @@ TABLES = st.integers(0, 2**31 - 1)
 IDS = [row // 4 for row in range(20)]
 
 
-def random_batch(seed: int, k: int = 3) -> Tensor:
+def random_batch(seed, k=3):
     """Rewards from 0 to 3 in five groups of four, `IDS`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 4, (20, k), generator=generator).double()

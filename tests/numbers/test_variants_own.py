@@ -1,7 +1,5 @@
 """A variant that is a function of one's own: the page's ten lines, and broken ones."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ from gdpo_verl.advantage import decompose, find_variant, validate_variant
 
 
 @pytest.fixture
-def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def my_module(tmp_path, monkeypatch):
     """The ten lines of docs/choose_variant.md as a module that can be imported."""
     page = (Path(__file__).parents[2] / "docs/choose_variant.md").read_text(encoding="utf-8")
     found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)

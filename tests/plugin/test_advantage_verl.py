@@ -1,21 +1,15 @@
 """The estimator against verl's own functions, where they agree and where not."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from by_hand import S, close, exactly_zero
-from torch import Tensor
 from verl.trainer.ppo import core_algos
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
 
 
-def random_batch(seed: int, amplitudes: Sequence[float]) -> tuple[Tensor, Any, Tensor]:
+def random_batch(seed, amplitudes):
     """Normal rewards, interleaved groups of 2 to 6 as verl has them, and masks with holes."""
     generator = torch.Generator().manual_seed(seed)
     groups = [f"uid-{size}" for size in range(2, 7) for _ in range(size)]
@@ -26,15 +20,13 @@ def random_batch(seed: int, amplitudes: Sequence[float]) -> tuple[Tensor, Any, T
     return rewards * torch.tensor(amplitudes), np.array(groups, dtype=object)[order], mask
 
 
-def verls_gdpo(
-    rewards: Tensor, groups: Any, mask: Tensor, weights: list[float] | None, scale: bool
-) -> Tensor:
+def verls_gdpo(rewards, groups, mask, weights, scale):
     columns = {f"r{k}": column.numpy() for k, column in enumerate(rewards.unbind(dim=1))}
     prompts = torch.ones(len(rewards), 2, dtype=torch.int64)
     # verl puts each reward on the last attended token, so tool output is attended too.
     last = (mask * torch.arange(1, mask.shape[1] + 1)).amax(1, keepdim=True)
     attended = (torch.arange(mask.shape[1]) < last).long()
-    found: Tensor = core_algos.compute_gdpo_outcome_advantage(
+    return core_algos.compute_gdpo_outcome_advantage(
         token_level_rewards=torch.zeros(mask.shape),
         response_mask=mask,
         index=groups,
@@ -43,16 +35,14 @@ def verls_gdpo(
         batch={"prompts": prompts, "attention_mask": torch.cat([prompts, attended], dim=1)},
         norm_adv_by_std_in_grpo=scale,
     )[0]
-    return found
 
 
-def verls_grpo(rewards: Tensor, groups: Any, mask: Tensor, scale: bool = True) -> Tensor:
+def verls_grpo(rewards, groups, mask, scale=True):
     scores = torch.zeros(mask.shape)
     scores[:, 0] = rewards.sum(dim=1)
-    found: Tensor = core_algos.compute_grpo_outcome_advantage(
+    return core_algos.compute_grpo_outcome_advantage(
         scores, mask, groups, norm_adv_by_std_in_grpo=scale
     )[0]
-    return found
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,10 +1,7 @@
 """Batches as the trainer has them: padding, sessions with several outputs, missing scores."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ import torch
 
 from gdpo_verl import gdpo_advantages
 from gdpo_verl.advantage import EstimatorSettings
-from gdpo_verl.config import GdpoConfig, Objective
+from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, RewardRows
 from gdpo_verl.plugin.reward import single_row_batch
@@ -21,19 +18,19 @@ from gdpo_verl.reward_dicts import read_components
 NAN = math.nan
 
 
-def objective(**settings: Any) -> Objective:
+def objective(**settings):
     declared = [Component("format"), Component("correctness", optional=True)]
     return GdpoConfig(**settings).resolve(declared)
 
 
-def infos(*rows: tuple[Any, Any]) -> list[dict[str, Any]]:
+def infos(*rows):
     return [
         {"score": 99.0, "format": a, "correctness": b, "parse_error": 7, "note": "text"}
         for a, b in rows
     ]
 
 
-def of_one_prompt(*rows: dict[str, Any], **settings: Any) -> RewardBatch:
+def of_one_prompt(*rows, **settings):
     """A batch of one prompt, each row another session of one token."""
     names = [f"u_{row}_0" for row in range(len(rows))]
     handed = RewardRows(objective(**settings), rows, names)
@@ -42,7 +39,7 @@ def of_one_prompt(*rows: dict[str, Any], **settings: Any) -> RewardBatch:
 
 # ---------------------------------------------------------------- padding and sessions
 
-GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf}
+GARBAGE = {"format": "none", "correctness": math.inf}
 
 
 def test_a_batch_of_padding_alone_gives_zeros():
@@ -154,14 +151,14 @@ def test_a_reward_manager_gets_a_copy_of_the_row():
 # ------------------------------------------------- rows for which a judge gave no reward
 
 
-def judged(answer: Any) -> dict[str, Any]:
+def judged(answer):
     """Score a row whose judge answers so with verl's `rate_limited` manager."""
     import asyncio
 
     from omegaconf import OmegaConf
     from verl.experimental.reward_loop.reward_manager.limited import RateLimitedRewardManager
 
-    async def compute_score(**_: Any) -> Any:
+    async def compute_score(**_):
         if answer == "late":
             await asyncio.sleep(60)
         if isinstance(answer, Exception):

@@ -1,7 +1,5 @@
 """The one list of checks, and the page that explains what they reject."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,9 +1,6 @@
 """The settings: what is read, what is refused by its full name, what a reward must return."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ LENGTH = Component("length", 0, 1, optional=True)
 BOTH = [FORMAT, CORRECTNESS]
 
 # As verl's own node has it, gdpo's keys among many others.
-FULL: dict[str, Any] = {
+FULL = {
     "adv_estimator": "gdpo",
     "gamma": 1.0,
     "gdpo_reward_keys": ["correctness", "format"],
@@ -63,7 +60,7 @@ def test_what_is_not_given_has_the_documented_default(algorithm):
 KEYS, WEIGHTS = "gdpo_reward_keys", "gdpo_reward_weights"
 
 
-def read(text: str) -> GdpoConfig:
+def read(text):
     """The settings of an `algorithm` section as a recipe writes it."""
     return GdpoConfig.from_algorithm(OmegaConf.create(text))
 

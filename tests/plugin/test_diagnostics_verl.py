@@ -1,7 +1,5 @@
 """How verl adds the metrics up over mini-batches."""
 
-from __future__ import annotations
-
 import pytest
 from verl.trainer.ppo.v1.utils import MetricsAggregator
 

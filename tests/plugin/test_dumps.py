@@ -1,7 +1,5 @@
 """Rollout dumps: which steps and prompts, and the columns that verl's own call gets."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -60,7 +58,7 @@ def test_verl_dumps_the_rows_of_the_chosen_prompts(settings, keys):
         assert (who, batch.keys, timing, named) == (trainer, keys, "timing", {"to": "r"})
 
 
-def kept() -> Dump:
+def kept():
     """The dump of one mini-batch of two rows."""
     objective = GdpoConfig(reward_keys=("length",)).resolve([])
     keys = ["u_0_0", "u_1_0"]

@@ -1,7 +1,5 @@
 """verl's trainers without a TransferQueue: the legacy one, fully_async and one_step_off."""
 
-from __future__ import annotations
-
 import contextvars
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fake_verl import recipe
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages
 
@@ -18,7 +16,7 @@ COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3,
 
 
 @pytest.fixture(autouse=True)
-def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_context(monkeypatch):
     """Each test begins in a process that has seen no trainer."""
     from gdpo_verl.plugin import estimator
 
@@ -26,7 +24,7 @@ def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimator, "legacy_trainer", fresh)
 
 
-def separate(config: DictConfig) -> Any:
+def separate(config):
     """The base class of fully_async's and one_step_off's trainers, before its advantages."""
     from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 
@@ -40,7 +38,7 @@ def separate(config: DictConfig) -> Any:
     return trainer
 
 
-def batch() -> Any:
+def batch():
     from verl import DataProto
 
     return DataProto.from_dict(

@@ -1,7 +1,5 @@
 """docs/metrics.md describes every metric that the plug-in emits, and no other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from gdpo_verl.plugin.trainer import TrainerHooks
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
-def emitted() -> set[str]:
+def emitted():
     """The names of one batch's metrics, with <component> and <variant> in place of the names."""
     component = Component("format", 0, 1)
     objective = GdpoConfig(

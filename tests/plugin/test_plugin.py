@@ -1,7 +1,5 @@
 """The plug-in registers its parts in verl's processes and leaves the rest alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -112,7 +110,7 @@ def test_doctor_names_a_peft_that_needs_a_setting(monkeypatch):
     assert not peft.remedy
 
 
-def run_doctor(**environment: str) -> subprocess.CompletedProcess[str]:
+def run_doctor(**environment):
     return subprocess.run(
         [sys.executable, "-m", "gdpo_verl.lab.cli", "doctor"],
         capture_output=True,

@@ -1,11 +1,6 @@
 """The reward manager, built from a recipe by verl's own loader, on rows like the agent loop's."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +62,7 @@ def sandboxed(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     from tokenizers.decoders import Fuse
 
     words = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
@@ -75,12 +70,12 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture
-def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
+def manager(tmp_path, tokenizer):
     from verl.trainer.ppo.reward import load_reward_manager
 
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def build(*overrides: str, function: str | None = None) -> Any:
+    def build(*overrides, function=None):
         if function:
             overrides += (
                 f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
@@ -91,7 +86,7 @@ def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
     return build
 
 
-def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
+def session(*outputs, ground_truth):
     """One session's (prompt, response) outputs, padded as `AgentLoopWorker` pads them."""
     from verl import DataProto
 
@@ -109,7 +104,7 @@ def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
     return DataProto.from_dict(tensors=padded, non_tensors=arrays)
 
 
-def score(manager: Any, data: Any) -> dict[str, Any]:
+def score(manager, data):
     return manager.loop.run_until_complete(manager.run_single(data))
 
 

@@ -1,7 +1,5 @@
 """Each prompt once for its responses, against verl's engine that computes it for each."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,13 +1,9 @@
 """A model that cannot be loaded is refused, whichever way a training starts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import httpx
 import pytest
 from huggingface_hub import errors
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from processes import in_fresh_process
 
 from gdpo_verl.lab.cli import main
@@ -17,7 +13,7 @@ from gdpo_verl.plugin.model import check_lora, check_model, peft_without_fsdp1
 KEY = "actor_rollout_ref.model.path"
 
 
-def training(path: str | None, **model: str) -> DictConfig:
+def training(path, **model):
     judge = {"enable": False, "model_path": None}
     return OmegaConf.create(
         {
@@ -28,7 +24,7 @@ def training(path: str | None, **model: str) -> DictConfig:
 
 
 @pytest.fixture
-def toolbox_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toolbox_policy(tmp_path, monkeypatch):
     """A policy in models/toolbox of the working directory, as make-policy leaves it."""
     policy = tmp_path / "models" / "toolbox"
     policy.mkdir(parents=True)
@@ -40,11 +36,11 @@ def toolbox_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def hub(monkeypatch):
     """A hub that knows of three names and is out of reach for any other."""
     refused = {"typo": errors.RepositoryNotFoundError, "gated": errors.GatedRepoError}
 
-    def answer(url: str) -> None:
+    def answer(url):
         name = url.split("/")[4]
         if name in refused:
             response = httpx.Response(404, request=httpx.Request("HEAD", url))

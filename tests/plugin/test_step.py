@@ -1,12 +1,9 @@
 """One step through the trainer hooks: metrics, dump columns, the check of the score. No Ray."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,11 +21,11 @@ from gdpo_verl.plugin.estimator import AdvantageStep
 from gdpo_verl.plugin.trainer import TrainerHooks
 
 NAN = math.nan
-GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}
+GARBAGE = {"format": "none", "correctness": math.inf, "parse_error": 9}
 
 # Key, response tokens, format, correctness, parse error. A format counts where correctness is 0 or
 # more. a_1 has two outputs, of which 10 is the last and counts; the rows are in no order.
-ROWS: list[tuple[str, int, float, float | None, int]] = [
+ROWS = [
     ("c_1_0", 2, 0.0, -1.0, 0),
     ("a_1_10", 3, 1.0, -3.0, 4),
     ("d_0_0", 1, 1.0, None, 1),
@@ -51,7 +48,7 @@ MASK = torch.arange(7) < torch.tensor([1, 5, 5, 4, 1, 2, 2, 1])[:, None]  # of t
 SESSION_OF_ROW = [6, 1, 7, 3, 1, 0, 5, 2, 4]
 
 
-def hooks_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) -> TrainerHooks:
+def hooks_of(adv_estimator="gdpo", *, dump=True, **settings):
     condition = {"format": {"on": "correctness", "at_least": 0.0}}
     declared = [Component("format", 0, 1), Component("correctness", -3, 3, optional=True)]
     objective = GdpoConfig(conditions=condition, **settings).resolve(declared)
@@ -62,9 +59,7 @@ def hooks_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any)
     )
 
 
-def step_of(
-    hooks: TrainerHooks, global_step: int = 1, rows: list[Any] = ROWS
-) -> tuple[AdvantageStep, dict[str, float]]:
+def step_of(hooks, global_step=1, rows=ROWS):
     """One step of verl's on rows between two of padding, and its metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
     own_keys, own_tokens = [row[0] for row in rows], [row[1] for row in rows]
@@ -95,7 +90,7 @@ def step_of(
         )
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
-    metrics: dict[str, float] = {}
+    metrics = {}
     hooks.report(step, metrics)
     return step, metrics
 

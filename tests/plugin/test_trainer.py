@@ -1,14 +1,9 @@
 """The hooks around verl's trainer methods, each called with a stand-in for verl's own. No Ray."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -16,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_verl import recipe
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -42,18 +37,18 @@ class Buffer:
 
     filter_groups_metric = "components"
 
-    def _sync_metadata_from_transfer_queue(self) -> None: ...
+    def _sync_metadata_from_transfer_queue(self): ...
 
-    def _dapo_filtered_keys(self, partition_id: str) -> None: ...
+    def _dapo_filtered_keys(self, partition_id): ...
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return train_tokenizer(TASKS["toolbox"], 0, vocabulary=300)
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, tokenizer: Any) -> SimpleNamespace:
+def trainer(tmp_path, tokenizer):
     config = recipe()
     for key in ("train_files", "val_files"):
         config.data[key] = str(tmp_path / "rows.parquet")
@@ -63,16 +58,16 @@ def trainer(tmp_path: Path, tokenizer: Any) -> SimpleNamespace:
     return SimpleNamespace(config=config, tokenizer=tokenizer, replay_buffer=Buffer())
 
 
-def verls(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+def verls(trainer, *args, **kwargs):
     """verl's own `_init_dataloader`, as far as it matters here."""
     trainer.train_dataset = trainer.val_dataset = [ROW]
     return args, kwargs
 
 
-def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
+def advantages(trainer, batch, metrics):
     """verl's own `_compute_advantage`, as far as the hooks see it."""
     count = len(batch.keys)
-    step: Any = estimator._step.get()
+    step = estimator._step.get()
     uids, ones = ["u"] * count, torch.ones(count, 1)
     tensors = {"response_mask": ones, "token_level_scores": ones}
     step.data = SimpleNamespace(non_tensor_batch={"uid": uids}, batch=tensors)
@@ -81,7 +76,7 @@ def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
     return "verl's own result"
 
 
-def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
+def train_on(trainer, *infos, step=advantages):
     """Call the hooks around verl's own step on a batch with these rewards, or raise one."""
     keys = [f"u_{row}_0" for row in range(len(infos))]
     batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
@@ -103,7 +98,7 @@ def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(trainer, adv_estimat
     assert trainer.gdpo_hooks.failures is None
 
 
-def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
+def without_rewards_of_ours(config, **algorithm):
     with open_dict(config):
         config.algorithm = {"adv_estimator": "grpo", **algorithm}
         config.reward.custom_reward_function = {"path": None}

@@ -1,8 +1,5 @@
 """The trainer hooks, called by verl's own trainer method on a real TransferQueue."""
 
-from __future__ import annotations
-
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -26,7 +23,7 @@ pytestmark = pytest.mark.real
 # Two prompts of three sessions, in no order, as verl's balancing leaves them. a's session 1 has two
 # outputs, of which the last one counts; b's session 1 is not scored for correctness, and its
 # session 2 has an all-zero mask.
-ROWS: list[Any] = [
+ROWS = [
     ("b_1_0", [1, 1, 1, 1], info(1.0, None)),
     ("a_0_0", [1, 1, 1], info(1.0, 3.0)),
     ("a_1_1", [1, 0, 1, 1], info(0.0, -1.0)),
@@ -48,18 +45,18 @@ BREVITY = {"brevity": "pkg://group_functions:brevity"}
 VERBOSITY = {"x": "pkg://group_functions:verbosity"}  # raises
 
 
-def mask_of(tokens: torch.Tensor) -> torch.Tensor:
+def mask_of(tokens):
     return torch.arange(5) < tokens[:, None]
 
 
-def assert_of_sessions(rows: list[list[float]], pure: torch.Tensor) -> None:
+def assert_of_sessions(rows, pure):
     """Assert that each row has its session's advantage on its response tokens."""
     values = pure[SESSION_OF_ROW, 0].tolist()
     for (_, mask, _), value, row in zip(ROWS, values, rows, strict=True):
         assert row == pytest.approx([value * inside for inside in mask], abs=1e-5)
 
 
-def rejecting(queue: Any, config: Any, key: str, log_probs: list[float]) -> Any:
+def rejecting(queue, config, key, log_probs):
     """Let verl reject the tokens of a row that are too unlikely under the policy in training."""
     with open_dict(config):
         config.algorithm.rollout_correction = {

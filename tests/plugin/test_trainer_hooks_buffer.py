@@ -1,10 +1,6 @@
 """The replay buffer on a real TransferQueue: the filter by components, and failed sessions."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,20 +14,20 @@ from gdpo_verl.plugin.replay_buffer import SessionFailures, filter_by_components
 pytestmark = pytest.mark.real
 
 
-def status(queue: Any, status: str, *uids: str, partition: str = "train") -> None:
+def status(queue, status, *uids, partition="train"):
     for uid in uids:
         tag = {"is_prompt": True, "status": status, "global_steps": 1}
         queue.kv_put(key=uid, partition_id=partition, tag=tag)
 
 
-def finish(queue: Any, groups: dict[str, list[dict[str, Any]]]) -> None:
+def finish(queue, groups):
     """Leave groups with these rewards in the queue, as agent loops do."""
     for uid, infos in groups.items():
         put(queue, [(f"{uid}_{i}_0", [1], info) for i, info in enumerate(infos)])
         status(queue, "finished", uid)
 
 
-def buffer_of(step: Callable[[], int] = lambda: 1, **settings: Any) -> Any:
+def buffer_of(step=lambda: 1, **settings):
     """verl's replay buffer, which filters groups by the components of the toolbox recipe."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
@@ -146,15 +142,15 @@ def test_counting_failed_sessions_is_given_up_when_it_fails(queue, caplog):
     assert failures.take() == 0
 
 
-def worker_in_which_fails(*messages: str, name: str = "agent_loop_worker_0_ab12") -> Any:
+def worker_in_which_fails(*messages, name="agent_loop_worker_0_ab12"):
     """An actor, by name an agent loop worker, after sessions that raised these errors."""
 
     @ray.remote
     class Worker:
-        async def fail(self) -> int:
+        async def fail(self):
             import verl.trainer.ppo.v1.agent_loop_tq as agent_loop_tq
 
-            async def session(message: str) -> None:
+            async def session(message):
                 raise KeyError(message)
 
             tasks = [asyncio.ensure_future(session(message)) for message in messages]

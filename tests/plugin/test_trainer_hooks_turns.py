@@ -1,10 +1,7 @@
 """Components by turn through verl's own trainer method and a real TransferQueue."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,16 +19,16 @@ pytestmark = pytest.mark.real
 
 
 @declares("correctness", by_turn=("format",))
-def reward() -> None:
+def reward():
     """Of nothing."""
 
 
-def info(form: Any, correctness: float | None) -> dict[str, Any]:
+def info(form, correctness):
     return {"format": form, "correctness": correctness}
 
 
 # Masks with two, three, one, two turns and none; a and b hold three sessions each, in no order.
-ROWS: list[Any] = [
+ROWS = [
     ("b_1_0", [1, 1, 0, 1], info([1, 0], None)),
     ("a_0_0", [1, 0, 0, 1, 1], info([1, 0], 3.0)),
     ("a_1_0", [1, 0, 1, 1, 0, 1], info([0, 1, None], -1.0)),
@@ -44,7 +41,7 @@ GROUPS = ["b", "a", "a", "a", "b", "b"]
 INFOS = [each for _, _, each in ROWS]
 
 
-def trainer_for(config: Any) -> Any:
+def trainer_for(config):
     trainer = trainer_of(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     hooks = trainer.gdpo_hooks
@@ -52,7 +49,7 @@ def trainer_for(config: Any) -> Any:
     return trainer
 
 
-def rows_of(rows: list[Any] = ROWS) -> list[Any]:
+def rows_of(rows=ROWS):
     """The rows as our reward manager leaves them: sums, the lists as text beside."""
     objective = GdpoConfig().resolve(reward.components)
     written = []
@@ -63,7 +60,7 @@ def rows_of(rows: list[Any] = ROWS) -> list[Any]:
     return written
 
 
-def on_tokens(lists: list[list[float]]) -> list[list[float]]:
+def on_tokens(lists):
     found = []
     for (_, mask, _), turns in zip(ROWS, lists, strict=True):
         number, before, row = -1, 0, []

@@ -11,8 +11,6 @@ train. So TRL lies beside the packages of the environment, where only `trl_step.
         trl==1.16.0
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -29,7 +27,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch import Tensor
 from trainings import made_once
 
 from gdpo_verl import apply_conditions, gdpo_advantages
@@ -50,7 +47,7 @@ draw = random.Random(0)
 ROWS = []
 for _ in range(32):
     ROWS.append([sigma * draw.gauss(2.0, 1.0) for sigma in (1.0, 30.0, 0.1)])
-PARTLY_SCORED: Rows = [
+PARTLY_SCORED = [
     # One component is scored in a single row, and a row has no reward at all.
     [1.0, None, 0.5],
     [0.0, 3.0, 0.25],
@@ -76,14 +73,14 @@ SETTINGS = {
 SEQUENCE = {"gdpo": {"whiten": "sequence", "epsilon": 1e-4}}
 
 DERIVED = "pkg://gdpo_verl.rewards.derived"
-PASSES: dict[str, Any] = {"outcome": KEYS[0], "at_least": 1.0}
+PASSES = {"outcome": KEYS[0], "at_least": 1.0}
 
 
-def step(gdpo: dict[str, Any] | None = None, rewards: Any = ROWS, **config: Any) -> dict[str, Any]:
+def step(gdpo=None, rewards=ROWS, **config):
     return {"rewards": rewards, "group_size": 4, "config": config, "gdpo": gdpo or {}}
 
 
-def trls(rewards: Rows = ROWS, **config: Any) -> dict[str, Any]:
+def trls(rewards=ROWS, **config):
     """A step of TRL's own trainer."""
     return step(rewards=rewards, reward_weights=WEIGHTS, **config) | {"gdpo": None}
 
@@ -142,7 +139,7 @@ STEPS = {
 # Settings in words of TRL's, and what is said of them. What any settings are refused for stands in
 # test_config.py and tests/numbers/test_reward_dicts.py.
 NO_RANGE = r"ranges: expected \(low, high\) for 'component_1'"
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED = [
     ({"gdpo": {"gdpo": {"wighten": "none"}}}, r"gdpo\.gdpo\.wighten: .* mean 'whiten'"),
     ({"gdpo": {"variant": "dvao"}}, r"unknown key; .* gdpo={'gdpo': {'variant': 'dvao'}}"),
     ({"gdpo": {"gamma": 0.9}}, r"gdpo\.gamma: 0\.9 asks verl's trainer"),
@@ -164,14 +161,14 @@ TWO = {
 }
 
 
-def run_beside_trl(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_beside_trl(*arguments):
     environment = os.environ | {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
     )
 
 
-def run_steps(out: Path, steps: dict[str, Any], *launcher: str) -> None:
+def run_steps(out, steps, *launcher):
     out.mkdir(exist_ok=True)
     (out / "steps.json").write_text(json.dumps(steps))
     program = str(Path(__file__).parents[1] / "trl_step.py")
@@ -180,16 +177,16 @@ def run_steps(out: Path, steps: dict[str, Any], *launcher: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     return made_once(tmp_path_factory, "trl_trainer", lambda out: run_steps(out, STEPS))
 
 
-def tensor(rows: Any) -> Tensor:
+def tensor(rows):
     """A table in float64, with NaN where it has None."""
     return torch.from_numpy(np.array(list(rows), dtype=np.float64))
 
 
-def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def read(results, name, shaped=False):
     """The rewards, which of two tokens count, and the advantages that were logged and trained."""
     (path,) = (results / name / "completions").glob("*.parquet")
     columns = pq.read_table(path).to_pydict()
@@ -209,7 +206,7 @@ def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor
     return rewards, mask, logged, torch.tensor(trained, dtype=torch.float64)
 
 
-def check(results: Path, name: str, conditions: Any = None, **options: Any) -> None:
+def check(results, name, conditions=None, **options):
     rewards, mask, logged, trained = read(results, name)
     groups = [row // (STEPS | TWO)[name]["group_size"] for row in range(len(rewards))]
     rewards = apply_conditions(rewards, KEYS, conditions or {})
@@ -324,7 +321,7 @@ def test_the_same_is_read_from_trls_state_and_from_its_event_files(results, tmp_
         assert len(run.series("gdpo/sign_conflicts")) == 1
 
 
-def logged(results: Path, name: str) -> dict[str, float]:
+def logged(results, name):
     """The metrics of the first step."""
     state = json.loads((results / name / "trainer_state.json").read_text())
     return state["log_history"][0]

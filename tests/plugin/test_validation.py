@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +13,7 @@ import fake_verl
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from gdpo_verl.plugin import batches, validation
 from gdpo_verl.plugin.checks import Moment, Run, check_run
@@ -53,14 +51,14 @@ FORMAT = "+algorithm.gdpo_reward_keys=[format]"
 
 
 @pytest.fixture
-def compose(tmp_path: Path) -> Callable[..., DictConfig]:
+def compose(tmp_path):
     """The resolved configuration of a toolbox recipe, with one of REWARDS where it is named."""
     (tmp_path / "rewards.py").write_text(REWARDS)
     rows = tmp_path / "data.parquet"
     datasets.Dataset.from_dict({"data_source": ["toolbox"]}).to_parquet(rows)
     (tmp_path / "config.json").touch()
 
-    def build(*overrides: str, recipe: str = "gdpo", function: str | None = None) -> DictConfig:
+    def build(*overrides, recipe="gdpo", function=None):
         given = [f"data.train_files={rows}", f"data.val_files={rows}"]
         given.append(f"actor_rollout_ref.model.path={tmp_path}")
         if function:
@@ -71,7 +69,7 @@ def compose(tmp_path: Path) -> Callable[..., DictConfig]:
     return build
 
 
-def validate(config: DictConfig) -> None:
+def validate(config):
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -199,7 +197,7 @@ UNDIVIDED = [
 ]
 
 
-def plain(compose: Callable[..., DictConfig], overrides: list[str]) -> DictConfig:
+def plain(compose, overrides):
     """With micro-batches of rows."""
     config = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.use_prefix_grouper=false"]
     return compose(*config, *overrides)
@@ -217,7 +215,7 @@ def test_a_batch_that_verl_can_divide_is_not_refused(compose, overrides):
     batches.check(config)
 
 
-def filtered(metric: str) -> str:
+def filtered(metric):
     return f"algorithm.filter_groups={{enable: true, metric: {metric}}}"
 
 
@@ -291,25 +289,23 @@ class Rows(list):
 
     tool_schemas: list[dict[str, Any]] | None = None
 
-    def __init__(self, *sources: str) -> None:
+    def __init__(self, *sources):
         super().__init__(ROW | {"data_source": source} for source in sources)
         self.dataframe = datasets.Dataset.from_dict({"data_source": list(sources)})
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     from tokenizers.pre_tokenizers import Whitespace
 
     return fake_verl.word_tokenizer("<eos>", "<unk>", pre_tokenizer=Whitespace())
 
 
 @pytest.fixture
-def probe(compose: Callable, tokenizer: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
+def probe(compose, tokenizer):
     """The components that a probe of these rows finds, and what the first row was given."""
 
-    def run(
-        *overrides: str, train: Any = (ROW,), held_out: Any = (), tokens: Any = None, **options: Any
-    ) -> tuple[Any, dict[str, Any]]:
+    def run(*overrides, train=(ROW,), held_out=(), tokens=None, **options):
         trainer = SimpleNamespace(
             config=compose(*overrides, **options),
             tokenizer=tokens or tokenizer,

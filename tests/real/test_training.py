@@ -1,9 +1,6 @@
 """verl's own driver on Ray with vLLM and FSDP2, on the cores of this machine."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +24,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 
 
-def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
+def components(rows, keys):
     """The columns of a dump, shape (B, K); NaN where a row has none."""
     table = []
     for row in rows:
@@ -35,7 +32,7 @@ def components(rows: list[dict], keys: list[str]) -> torch.Tensor:
     return torch.tensor(np.array(table, dtype=np.float64))
 
 
-def groups(rows: list[dict]) -> list[str]:
+def groups(rows):
     return [row["uid"].rsplit("_", 2)[0] for row in rows]
 
 
@@ -90,7 +87,7 @@ def test_stock_command_on_two_workers_with_filtered_groups_and_a_batch_that_does
     assert weight_change(policy, run.directory / "checkpoints/global_step_3") > 5e-4
 
 
-def check_step(metrics: dict[str, float], rows: list[dict]) -> None:
+def check_step(metrics, rows):
     """Check a step's log beside its dump, of groups that vary; `replay` has GDPO's advantages."""
     padding = [row for row in rows if row["uid"].startswith("pad")]
     real = [row for row in rows if not row["uid"].startswith("pad")]
@@ -211,7 +208,7 @@ def test_a_variant_on_two_data_sources_with_an_async_reward_and_failing_sessions
     assert "AssertionError: every fifth" in first
 
 
-def weight_change(policy: Path, checkpoint: Path) -> float:
+def weight_change(policy, checkpoint):
     """The largest change of a weight from the policy to the checkpoint."""
     from transformers import AutoModelForCausalLM
 

@@ -1,14 +1,10 @@
 """A run that did not ask for GDPO is the same with the plug-in installed and without."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,7 +68,7 @@ def directory(tmp_path_factory):
     return directory
 
 
-def findings(script: str, *arguments: str, directory: Path, policy: str) -> dict[str, Any]:
+def findings(script, *arguments, directory, policy):
     """Run a script of this folder in a separate process; returns what it found."""
     process = subprocess.run(
         [sys.executable, str(TESTS / script), *arguments, str(directory)],
@@ -95,7 +91,7 @@ def sides(directory):
     }
 
 
-def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -> dict[str, Any]:
+def differing(sides, choose):
     """The findings so named that are not the same on both sides, as (without, with)."""
     without, with_plugin = sides["none"], sides["auto"]
     assert without.keys() == with_plugin.keys()

@@ -1,7 +1,5 @@
 """The package as it is published: built, and installed alone beside verl."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -24,7 +22,7 @@ pytestmark = [
 ]
 
 
-def run(*command: object, **options: object) -> str:
+def run(*command, **options):
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, check=False, **options
     )

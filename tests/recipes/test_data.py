@@ -1,7 +1,5 @@
 """The data sets made here: columns, determinism, disjoint splits, sound ground truths."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

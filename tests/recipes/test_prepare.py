@@ -1,7 +1,5 @@
 """`gdpo-verl prepare` on small files of our own writing in the published forms."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

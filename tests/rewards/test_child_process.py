@@ -3,11 +3,8 @@
 Deadlines, long lines and children that do not read: test_deadline.py and test_session.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Iterator
 
 import pytest
 from waiting import is_alive, wait_for
@@ -16,7 +13,7 @@ from gdpo_verl.sandbox.child_process import ChildProcess
 
 
 @contextlib.contextmanager
-def child(program: str) -> Iterator[ChildProcess]:
+def child(program):
     process = ChildProcess(["sh", "-c", program])
     try:
         yield process

@@ -3,10 +3,7 @@
 What regular expressions, or a walk from each tag to the end, would be slow on.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 
 import pytest
 from test_tool_call import ONE, RESPONSE, THOUGHT, block, call, calling
@@ -17,7 +14,7 @@ from gdpo_verl.rewards.code_same import same_lines, same_text
 from gdpo_verl.rewards.judge_text import named_word
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work):
     """Processor time, the best of three: other people share the machine."""
     times = []
     for _ in range(3):
@@ -27,7 +24,7 @@ def seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def long() -> float:
+def long():
     """Seconds in which this machine, at this moment, counts to twenty million.
 
     No text of 1 MB may take longer.
@@ -35,39 +32,39 @@ def long() -> float:
     return 100 * seconds(lambda: sum(1 for _ in range(200_000)))
 
 
-def filled(unit: str, start: str = "", end: str = "") -> Callable[[int], str]:
+def filled(unit, start="", end=""):
     """Texts of any size, of which all but the ends repeats one unit."""
     return lambda size: start + unit * ((size - len(start) - len(end)) // len(unit)) + end
 
 
-def score_gsm8k(text: str, strict: bool) -> object:
+def score_gsm8k(text, strict):
     return gsm8k.compute_score("", text, "9" * 4000, strict=strict)
 
 
-def score_math(text: str, strict: bool) -> object:
+def score_math(text, strict):
     info = {"response_length": 100}
     return math_length.compute_score("", text, "3", info, strict=strict, deadline=1.0)
 
 
-def score_tool_call(text: str, strict: bool) -> object:
+def score_tool_call(text, strict):
     asked = block(*[call(city="Paris", days=days) for days in range(5)])
     return tool_call.compute_score("", text, f"{asked}\n{RESPONSE}", strict=strict)
 
 
-def read_code(text: str, strict: bool) -> object:
+def read_code(text, strict):
     return find_code(text, "f", strict=strict)
 
 
-def score_tool_turns(text: str, strict: bool) -> object:
+def score_tool_turns(text, strict):
     return tool_turns.compute_score("", text, "4", {"calls": 1, "tool_rewards": [1.0]})
 
 
-def compare_outputs(text: str, strict: bool) -> object:
+def compare_outputs(text, strict):
     same = same_text if strict else same_lines
     return same(text + "1", text + "1.0")
 
 
-def read_rating(text: str, strict: bool) -> object:
+def read_rating(text, strict):
     return named_word(text, ["1", "2", "3"], cut=strict)
 
 

@@ -1,7 +1,5 @@
 """The code rewards: by hand, against cheats, on HumanEval."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The comparison of what a program gave with what its test asks for."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """The declaration of a reward's components: how it is attached, read and refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from gdpo_verl.rewards import Component, declared_components, declares

@@ -1,14 +1,11 @@
 """The pool of workers with a deadline: what hangs, dies or is killed holds up nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from waiting import is_alive, wait_for
@@ -37,7 +34,7 @@ serve_questions(answer)
 
 
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def pool(tmp_path, monkeypatch):
     (tmp_path / "asked_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return DeadlinePool("asked_worker", size=2)

@@ -4,15 +4,12 @@ recipes/instructions/cases.jsonl has verdicts; here are the learned reward's ran
 optimiser would find, hostile texts, the clock and the rows.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +28,7 @@ from gdpo_verl.rewards.parse_error import ParseError
 SEA = "The ocean covers most of the planet. Fish and whales live in it; ships cross it every day."
 
 
-def judge(text: str, topic: str = "the sea", **constraints: dict[str, Any]) -> dict[str, Any]:
+def judge(text, topic="the sea", **constraints):
     """The components that are scored, of constraints by the second part of their ids."""
     known = {name.partition(":")[2]: name for name in rewards.registry()}
     named = {known.get(name, name): options for name, options in constraints.items()}
@@ -158,7 +155,7 @@ EMPTY = dict.fromkeys(
 )
 
 
-def published(function: str, **arguments: Any) -> dict[str, Any]:
+def published(function, **arguments):
     """A row in RLVR-IFeval's columns."""
     truth = json.dumps({"func_name": function, **EMPTY, **arguments})
     return {"messages": [{"role": "user", "content": f"Write. {truth}"}], "ground_truth": truth}
@@ -168,7 +165,7 @@ WORDS = "length_constraints:number_words"
 PROMPT = "Say it.\n\n\nTwice \\(x\\)."
 HELLO = [{"role": "user", "content": "Hi"}]
 # Rows, and the constraint that is made of each.
-PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+PUBLISHED = [
     (published("validate_no_commas"), {"punctuation:no_comma": {}}),
     (
         published("validate_word_constraint", N=9, quantifier="at most"),
@@ -221,7 +218,7 @@ PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def converted(values: dict[str, Any]) -> dict[str, Any]:
+def converted(values):
     """The ground truth that is made of a row."""
     row = instructions.convert(Record("in.jsonl", 0, None, values))
     return json.loads(row["reward_model"]["ground_truth"])

@@ -8,8 +8,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,7 +29,7 @@ ASK = {"question": "Is {response} right? 1 to 5.", "scale": FIVE}
 # ---------------------------------------------------------------- its server
 
 
-def reply(choice: dict[str, Any]) -> str:
+def reply(choice):
     return json.dumps({"choices": [choice]})
 
 
@@ -46,7 +44,7 @@ class Server(Handler):
     at_once, most_at_once, sent = 0, 0, 0
     lock = threading.Lock()
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.request_body()
         with self.lock:
             Server.asked.append(body | {"path": self.path, "key": self.headers["Authorization"]})
@@ -74,7 +72,7 @@ class Server(Handler):
                 self.drip()
             self.answer(text, status)
 
-    def drip(self) -> None:
+    def drip(self):
         """Keep the connection alive and never answer, as gateways do."""
         self.send_response(200)
         self.end_headers()
@@ -84,7 +82,7 @@ class Server(Handler):
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(monkeypatch):
     monkeypatch.setattr(module, "BACKOFF", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     Server.asked, Server.most_at_once, Server.text = [], 0, GOOD
@@ -92,10 +90,10 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"{address}/v1"
 
 
-def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
+def ask(times=1, **settings):
     judge = Judge.read(ASK | settings)
 
-    async def all_at_once() -> list[dict[str, Any]]:
+    async def all_at_once():
         texts = {"prompt": "2 + 2?", "response": "four {prompt}", "ground_truth": "4"}
         return await asyncio.gather(*(judge.ask(**texts) for _ in range(times)))
 
@@ -253,18 +251,18 @@ NAIVE = {"reward_manager": {"name": "naive"}}
 
 
 @pytest.fixture(scope="module")
-def recipe() -> Any:
+def recipe():
     composed = compose("toolbox/gdpo")
     OmegaConf.set_struct(composed, False)
     return composed
 
 
 @pytest.fixture
-def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
+def configured(tmp_path, recipe):
     """The recipe with one of the functions above, changed keys, and the judge's settings."""
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def build(function: str = "one", *, reward: Any = None, algorithm: Any = None, **judge: Any):
+    def build(function="one", *, reward=None, algorithm=None, **judge):
         settings = ASK | {"url": "http://a.host/v1", "model": "m"} | judge
         own = {
             "path": str(tmp_path / "rewards.py"),
@@ -329,12 +327,12 @@ def test_what_cannot_work_is_refused_with_its_key(configured, changes, message):
 # ---------------------------------------------------------------- in verl's reward manager
 
 
-def scored(config: Any, **options: Any) -> dict[str, Any]:
+def scored(config, **options):
     """Score one row with our manager, loaded by verl."""
     from verl.trainer.ppo.reward import load_reward_manager
 
     tokenizer = word_tokenizer("<pad>", "<eos>", "<unk>", "right", "wrong")
-    manager: Any = load_reward_manager(config, tokenizer, **options)
+    manager = load_reward_manager(config, tokenizer, **options)
     row = {
         "data_source": "mine",
         "reward_model": {"ground_truth": "42"},

@@ -1,11 +1,8 @@
 """A judge's reply, read: what ``docs/judge_cases.jsonl`` promises, and odd replies."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,13 +12,13 @@ CASES = Path(__file__).parents[2] / "docs" / "judge_cases.jsonl"
 FIVE = [1, 2, 3, 4, 5]
 
 
-def token(**logprobs: Any) -> dict[str, Any]:
+def token(**logprobs):
     """A token with its alternatives, the first of them chosen."""
     tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
     return {"token": tops[0]["token"], "top_logprobs": tops}
 
 
-def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
+def answer(text, *tokens):
     """A choice of a chat completion; of each token its alternatives with their probabilities."""
     content = []
     for each in tokens:
@@ -30,7 +27,7 @@ def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
     return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
 
 
-def value_of(scale: list[Any], choice: dict[str, Any]) -> float | None:
+def value_of(scale, choice):
     return Judge.read({"question": "{response}", "scale": scale}).value_of(choice)
 
 

@@ -1,7 +1,5 @@
 """The end of a sandbox, by its deadline and whatever is killed, and the places to run one in."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -94,7 +92,7 @@ def test_no_process_is_left_however_it_ends(protection, code, end):
         trainer.communicate()
 
 
-def children(of: int) -> list[int]:
+def children(of):
     """The processes below one, grandchildren too, parents first."""
     if not psutil.pid_exists(of):
         return []
