@@ -1,14 +1,13 @@
 """The site: built without a warning, every public name in it, no request to another host."""
 
 import importlib
-import os
 import re
-import subprocess
 import sys
 from html import unescape
 
 import pytest
 from documents import ROOT
+from processes import run
 
 import gdpo_verl
 from gdpo_verl import rewards
@@ -24,14 +23,8 @@ OTHER_HOST = re.compile(r"[\"'(]\s*(?:https?:)?//")
 def site(tmp_path_factory):
     """The site, built without a warning."""
     site = tmp_path_factory.mktemp("site")
-    process = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
+    process = run(*command, environment={"NO_MKDOCS_2_WARNING": "1"}, cwd=ROOT)
     output = process.stdout + process.stderr
     assert process.returncode == 0, output
     assert "WARNING" not in output

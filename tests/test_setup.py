@@ -10,6 +10,7 @@ from documents import PAGES, ROOT
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import run
 
 if sys.version_info < (3, 11):
     tomllib = pytest.importorskip("tomli")
@@ -129,12 +130,8 @@ class Machine:
             "RESOLVED": " + torch==2.11.0",
             "VERSION": UV,
         }
-        return subprocess.run(
-            ["bash", str(ROOT / "scripts/setup.sh"), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | variables | environment,
+        return run(
+            "bash", ROOT / "scripts/setup.sh", *arguments, environment=variables | environment
         )
 
     @property
@@ -177,9 +174,7 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
     assert machine.asked == []
 
 
-def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had(
-    machine,
-):
+def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had(machine):
     machine.program("nvidia-smi", GPU)
     driver = {"DRIVER": "580.65.06"}
     assert machine.setup("cpu", **driver).returncode == 0
@@ -238,9 +233,7 @@ def test_what_cannot_work_is_said_and_leaves_nothing_behind(
     assert not machine.venv.exists()
 
 
-def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(
-    machine,
-):
+def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(machine):
     missing = "there is no version of torch==2.13.0+cpu"
     assert machine.setup("cpu", RESOLVES="1", RESOLVED=missing).returncode == 1
     first, second = machine.asked
@@ -249,13 +242,8 @@ def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_e
 
 
 def test_a_script_without_an_environment_says_how_to_make_one(tmp_path):
-    done = subprocess.run(
-        ["bash", str(ROOT / "scripts/train.sh"), "toolbox/gdpo"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"VENV": str(tmp_path)},
-    )
+    train = ROOT / "scripts/train.sh"
+    done = run("bash", train, "toolbox/gdpo", environment={"VENV": str(tmp_path)})
     assert done.returncode == 1
     assert f"expected gdpo-verl in {tmp_path}, found none: run scripts/setup.sh" in done.stderr
 

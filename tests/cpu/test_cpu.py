@@ -2,10 +2,8 @@
 
 import asyncio
 import inspect
-import os
 import secrets
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import verl
-from processes import in_fresh_process
+from processes import in_fresh_process, run
 from torch.distributed.distributed_c10d import BackendConfig
 from waiting import HANGS
 
@@ -214,15 +212,12 @@ if "-c" in sys.orig_argv:  # the driver; workers ask for their node, too
 @pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER])
 def test_ray_starts_when_its_processes_take_longer_than_it_waits(slow, plugins, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(slow)
-    environment = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
-    process = subprocess.run(
-        [sys.executable, "-c", RAY],
-        env=os.environ | environment | {"VERL_USE_EXTERNAL_PLUGINS": plugins},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANGS,
-    )
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_PLUGINS": plugins,
+    }
+    process = run(sys.executable, "-c", RAY, environment=environment, timeout=HANGS)
     if plugins == "none":
         assert "timed out during startup" in process.stderr, "the departure can go"
     else:
@@ -232,9 +227,7 @@ def test_ray_starts_when_its_processes_take_longer_than_it_waits(slow, plugins, 
 SOCKET = "/tmp/rl-colocate-zmq-{job_id}-replica-"  # after Ray's job alone
 
 
-def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile(
-    monkeypatch,
-):
+def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile(monkeypatch):
     port = unused_port()
     assert port < 32_768  # the first of net.ipv4.ip_local_port_range
     with socket.socket() as taken:
@@ -325,9 +318,7 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
     assert len(gathered) == 2 * 2 * len(weights)
 
 
-def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(
-    monkeypatch,
-):
+def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(monkeypatch):
     monkeypatch.setattr(checkpoint_engine, "TIMEOUT", timedelta(seconds=1))
     sender = checkpoint_engine.GlooCheckpointEngine(bucket_size=1, is_master=True)
     address = sender.prepare()

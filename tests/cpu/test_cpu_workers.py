@@ -160,9 +160,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
-    tmp_path,
-):
+def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(tmp_path):
     _, *lines, _ = lines_of(DRIVER, tmp_path, worker=SPAWNING, slow_to_import="")
     answers = [json.loads(line) for line in lines]
     assert {about[2] for about, *_ in answers} == {"a", "b"}

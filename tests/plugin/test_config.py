@@ -58,6 +58,7 @@ def test_what_is_not_given_has_the_documented_default(algorithm):
 
 
 KEYS, WEIGHTS = "gdpo_reward_keys", "gdpo_reward_weights"
+TURNED = f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}"
 
 
 def read(text):
@@ -73,32 +74,32 @@ def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
     assert read(f"{{keys: [a, b], {KEYS}: '${{keys}}'}}").reward_keys == ("a", "b")
 
 
-@pytest.mark.parametrize("keys", ["null", "[format, correctness]"])
-@pytest.mark.parametrize("weight", [0.5, 0, -1.0], ids=str)
-def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(keys, weight):
-    objective = read(f"{{{KEYS}: {keys}, {WEIGHTS}: {{format: {weight}}}}}").resolve(BOTH)
-    assert (objective.keys, objective.weights) == (("format", "correctness"), (weight, 1.0))
-
-
 @pytest.mark.parametrize("returned", [None, ["score", "parse_error", "correctness", "format"]])
-def test_the_declared_components_are_the_default_whatever_else_is_returned(
-    returned,
+@pytest.mark.parametrize(
+    ("settings", "declared", "expected"),
+    [
+        # What is declared, whatever else is returned, and although the optional one is not.
+        ("{}", [*BOTH, LENGTH], {"format": 1.0, "correctness": 1.0, "length": 1.0}),
+        # A weight by name needs no keys, and may switch off or turn round.
+        (f"{WEIGHTS}: {{format: 0.5}}", BOTH, {"format": 0.5, "correctness": 1.0}),
+        (f"{WEIGHTS}: {{format: 0}}", BOTH, {"format": 0.0, "correctness": 1.0}),
+        (
+            f"{{{KEYS}: [format, correctness], {WEIGHTS}: {{format: -1.0}}}}",
+            BOTH,
+            {"format": -1.0, "correctness": 1.0},
+        ),
+        # Named components give the order, and a list of weights follows it.
+        (TURNED, [FORMAT, LENGTH, CORRECTNESS], {"correctness": 2.0, "format": -1e300}),
+        (TURNED, [], {"correctness": 2.0, "format": -1e300}),
+    ],
+)
+def test_components_are_those_named_or_declared_with_their_weights(
+    settings, declared, expected, returned
 ):
-    objective = GdpoConfig().resolve([FORMAT, CORRECTNESS, LENGTH], returned)
-    assert objective.keys == ("format", "correctness", "length")
-    assert objective.weights == (1.0, 1.0, 1.0)
-    assert objective.optional == {"length"}  # which need not be returned
-
-
-@pytest.mark.parametrize("declared", [[FORMAT, LENGTH, CORRECTNESS], []])
-def test_named_components_give_the_order_and_their_weights_follow_it(
-    declared,
-):
-    config = read(f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}")
-    for returned in (None, ["score", "format", "correctness"]):
-        objective = config.resolve(declared, returned)
-        assert objective.keys == ("correctness", "format")
-        assert objective.weights == (2.0, -1e300)
+    objective = read(settings).resolve(declared, returned)
+    assert objective.keys == tuple(expected)
+    assert objective.weights == tuple(expected.values())
+    assert objective.optional == {part.name for part in declared if part.optional}
 
 
 def test_neither_declared_nor_named_is_refused_with_what_was_returned():

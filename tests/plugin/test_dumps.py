@@ -79,12 +79,7 @@ COLUMNS = {
 def test_columns_are_added_to_verls_and_given_once():
     infos = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
     dump = kept()
+    for other in ({}, {"uid": ["of validation"]}):
+        assert dump.move_into(other) == other
     assert dump.move_into(infos) == infos | COLUMNS
     assert dump.move_into(infos) == infos
-
-
-@pytest.mark.parametrize("infos", [{}, {"uid": ["of validation"]}])
-def test_a_dump_of_other_rows_is_verls_own(infos):
-    dump = kept()
-    assert dump.move_into(infos) == infos
-    assert dump.columns(["u_1_0", "u_0_0"]) == COLUMNS

@@ -1,13 +1,11 @@
 """The plug-in registers its parts in verl's processes and leaves the rest alone."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import wrapt
-from processes import in_fresh_process
+from processes import in_fresh_process, run
 
 from gdpo_verl.lab import doctor
 from gdpo_verl.plugin import hooks, model
@@ -111,13 +109,8 @@ def test_doctor_names_a_peft_that_needs_a_setting(monkeypatch):
 
 
 def run_doctor(**environment):
-    return subprocess.run(
-        [sys.executable, "-m", "gdpo_verl.lab.cli", "doctor"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"VERL_PLATFORM": "cpu"} | environment,
-    )
+    variables = {"VERL_PLATFORM": "cpu"} | environment
+    return run(sys.executable, "-m", "gdpo_verl.lab.cli", "doctor", environment=variables)
 
 
 @pytest.mark.real

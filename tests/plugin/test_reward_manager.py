@@ -225,9 +225,7 @@ def test_a_row_without_the_components_keeps_the_functions_own_score(manager, cap
         score(built, no_dict)
 
 
-def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(
-    manager,
-):
+def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(manager):
     keys = "+algorithm.gdpo_reward_keys=[format_reward,accuracy_reward]"
     path = "reward.custom_reward_function.path=pkg://verl.utils.reward_score.rlla"
     data = session(*ONE, ground_truth="<think> a </think> <response> b </response>")

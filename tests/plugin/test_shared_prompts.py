@@ -3,8 +3,6 @@
 import importlib
 import json
 import logging
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from omegaconf import OmegaConf
+from processes import run
 
 from gdpo_verl.lab.policy.model import make_model, train_tokenizer
 from gdpo_verl.lab.policy.tasks import TASKS
@@ -66,8 +65,7 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(t
         part.save_pretrained(tmp_path)
     command = [sys.executable, COMPARISON, tmp_path, "--device", "cpu", "--dtype", "float32"]
     command += [*SMALL, "--tokens-at-once", "40"]
-    environment = os.environ | {"VERL_PLATFORM": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run(*command, environment={"VERL_PLATFORM": "cpu"})
 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

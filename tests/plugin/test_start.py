@@ -116,9 +116,7 @@ def test_forgotten_model_is_said_before_anything_starts(tmp_path, capsys, comman
     assert not (run / "config.yaml").exists()  # with which the right path would not agree
 
 
-def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(
-    monkeypatch,
-):
+def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(monkeypatch):
     def check(strategy, rank=8, merge=False):
         adapter = {"lora_rank": rank, "lora": {"merge": merge}}
         actor = {"strategy": strategy}

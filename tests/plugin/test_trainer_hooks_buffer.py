@@ -178,9 +178,7 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue):
     ray.kill(other)
 
 
-def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(
-    queue,
-):
+def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(queue):
     buffer = buffer_of()
     buffer.trainer_mode = "separate_async"
     SessionFailures(buffer, 3, stop=True)

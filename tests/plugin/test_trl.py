@@ -17,16 +17,15 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from processes import run
 from trainings import made_once
 
 from gdpo_verl import apply_conditions, gdpo_advantages
@@ -40,7 +39,6 @@ pytestmark = pytest.mark.skipif(
     not (TRL / "trl").is_dir(), reason=f"no TRL in {TRL}; the module's docstring says how to get it"
 )
 
-Rows = list[list[Any]]  # numbers; None and NaN where not scored
 # Eight groups of four, three normal components that deviate by about 1, 30 and 0.1: no mean far
 # above its deviation, or float32 would show more than the formulas do.
 draw = random.Random(0)
@@ -162,10 +160,8 @@ TWO = {
 
 
 def run_beside_trl(*arguments):
-    environment = os.environ | {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    environment = {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    return run(sys.executable, *arguments, environment=environment)
 
 
 def run_steps(out, steps, *launcher):
@@ -309,16 +305,16 @@ def test_the_same_is_read_from_trls_state_and_from_its_event_files(results, tmp_
     state, events = results / "reported", tmp_path / "events"
     shutil.copytree(state / "runs", events / "runs")
     mean = float(tensor(ROWS)[:, 0].mean())
-    for run in map(read_run, find_runs([state / "trainer_state.json", events])):
-        assert run.components == KEYS
+    for found_run in map(read_run, find_runs([state / "trainer_state.json", events])):
+        assert found_run.components == KEYS
         # The first two batches are evaluated before the training's, the last two after it.
-        found = run.validation_series(KEYS[0])
+        found = found_run.validation_series(KEYS[0])
         for name, batches in {"easy": (0, 3), "hard": (1, 4)}.items():
             before, after = (pytest.approx(mean + batch, rel=1e-5) for batch in batches)
             assert found[name] == [(0, before), (1, after)]
         trained = pytest.approx(mean + 2, rel=1e-5)
-        assert run.series(f"rewards/{KEYS[0]}/mean") == [(1, trained)]
-        assert len(run.series("gdpo/sign_conflicts")) == 1
+        assert found_run.series(f"rewards/{KEYS[0]}/mean") == [(1, trained)]
+        assert len(found_run.series("gdpo/sign_conflicts")) == 1
 
 
 def logged(results, name):
@@ -441,10 +437,10 @@ def test_the_example_trains_and_is_reported(tmp_path, estimator):
     output = run_beside_trl(example, estimator, *given)
     assert output.returncode == 0, output.stderr[-3000:]
     assert find_runs([tmp_path]) == [tmp_path / "run"]
-    run = read_run(tmp_path / "run")
-    assert set(run.components) == {"correctness", "integer", "format"}
-    assert run.training_steps == [1, 2]
-    assert ("gdpo/format/advantage_share" in run.metrics[2]) == (estimator == "gdpo")
+    trained = read_run(tmp_path / "run")
+    assert set(trained.components) == {"correctness", "integer", "format"}
+    assert trained.training_steps == [1, 2]
+    assert ("gdpo/format/advantage_share" in trained.metrics[2]) == (estimator == "gdpo")
     assert "expected gdpo or grpo as the first argument, found 'gpdo'" in (
         run_beside_trl(example, "gpdo").stderr
     )

@@ -260,13 +260,7 @@ OLD = "reward_model.reward_manager"
     ],
 )
 def test_a_run_that_can_start_is_warned_of_what_has_no_effect_or_hides_components(
-    compose,
-    caplog,
-    recipe,
-    overrides,
-    warned,
-    tmp_path,
-    monkeypatch,
+    compose, caplog, recipe, overrides, warned, tmp_path, monkeypatch
 ):
     (tmp_path / "own.py").write_text("def own(d):\n    return d.combined\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -373,11 +367,7 @@ UNSEEN = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
     ],
 )
 def test_probe_tries_a_row_of_each_data_source_of_both_files(
-    probe,
-    train,
-    held_out,
-    settings,
-    message,
+    probe, train, held_out, settings, message
 ):
     rows = {"train": Rows(*train), "held_out": Rows(*held_out)}
     if message is None:

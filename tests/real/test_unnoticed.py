@@ -1,14 +1,13 @@
 """A run that did not ask for GDPO is the same with the plug-in installed and without."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from processes import run
 from waiting import HANGS
 
 from gdpo_verl.lab.replay import replay
@@ -70,14 +69,9 @@ def directory(tmp_path_factory):
 
 def findings(script, *arguments, directory, policy):
     """Run a script of this folder in a separate process; returns what it found."""
-    process = subprocess.run(
-        [sys.executable, str(TESTS / script), *arguments, str(directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"VERL_USE_EXTERNAL_PLUGINS": policy, "PYTHONPATH": str(TESTS)},
-        timeout=HANGS,
-    )
+    environment = {"VERL_USE_EXTERNAL_PLUGINS": policy, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, TESTS / script, *arguments, directory]
+    process = run(*command, environment=environment, timeout=HANGS)
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
     return json.loads((directory / f"{(*arguments, policy)[0]}.json").read_text())
 

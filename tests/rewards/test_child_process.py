@@ -25,9 +25,7 @@ ENDS = ["true", "read x; echo no JSON", "read x; kill -9 $$", "read x; echo 1234
 
 
 @pytest.mark.parametrize("program", ENDS)
-def test_a_process_that_gives_no_json_or_too_much_has_ended_as_far_as_anyone_can_tell(
-    program,
-):
+def test_a_process_that_gives_no_json_or_too_much_has_ended_as_far_as_anyone_can_tell(program):
     with child(program) as process, pytest.raises(EOFError):
         process.ask("x" * 300_000, time.monotonic() + 600, most=4)
 

@@ -172,11 +172,12 @@ def test_what_is_asked(url, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
     question = 'Of {prompt} is {response}, as {ground_truth} and {"json": 1} {other} are? \ud800'
     extra = {"max_tokens": 512, "top_logprobs": None, "chat_template_kwargs": {"a": False}}
-    ask(url=url, model="good", question=question, request=extra)
+    scale = [0, 0.5, "all"]
+    ask(url=url, model="good", question=question, request=extra, scale=scale)
     (asked,) = Server.asked
     # What a response says in braces stays as it is.
     text = r'Of 2 + 2? is four {prompt}, as 4 and {"json": 1} {other} are? \ud800'
-    rating = {"type": ["number", "string"], "enum": FIVE}
+    rating = {"type": ["number", "string"], "enum": scale}
     schema = {
         "type": "object",
         "properties": {"rating": rating},
@@ -198,13 +199,6 @@ def test_what_is_asked(url, monkeypatch):
             "json_schema": {"name": "rating", "strict": True, "schema": schema},
         },
     }
-
-
-def test_a_rating_is_a_word_of_the_scale_as_it_was_written(url):
-    ask(url=url, model="good", scale=[0, 0.5, "all"])
-    (asked,) = Server.asked
-    schema = asked["response_format"]["json_schema"]["schema"]
-    assert schema["properties"]["rating"]["enum"] == [0, 0.5, "all"]
 
 
 @pytest.mark.parametrize("own", [{"structured_outputs": {"regex": "[1-5]"}}, {}], ids=str)
