@@ -29,12 +29,13 @@ SUBPACKAGES = (
     "reward_dicts",
     "sandbox",
     "rewards",
+    "upstream",
     "plugin",
     "cpu",
     "trl",
     "lab",
 )
-PURE = SUBPACKAGES[: SUBPACKAGES.index("plugin")]
+PURE = SUBPACKAGES[: SUBPACKAGES.index("upstream")]
 STACK = {"hydra", "ray", "transfer_queue", "verl", "vllm"}
 
 

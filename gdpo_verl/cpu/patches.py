@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, DistributionFinder, PackageNotFound
 from types import SimpleNamespace
 from typing import Any
 
-from gdpo_verl.plugin.hooks import when_imported, wrap
+from gdpo_verl.upstream.hooks import when_imported, wrap
 
 POLL_SECONDS = 0.1
 START_SECONDS = 300  # that Ray's processes may need

@@ -16,8 +16,8 @@ from gdpo_verl.lab import text
 from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration
-from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.sandbox import Unprotected, best_protection
+from gdpo_verl.upstream.dependencies import source_of, violations
 
 PACKAGES = (
     "verl",
@@ -226,7 +226,7 @@ def _fresh_process() -> Iterator[Finding]:
 
 def _peft() -> Iterator[Finding]:
     """No remedy: the recipes set it, and any other run is rejected."""
-    from gdpo_verl.plugin.model import peft_without_fsdp1
+    from gdpo_verl.upstream.model import peft_without_fsdp1
 
     peft = peft_without_fsdp1()
     if peft:

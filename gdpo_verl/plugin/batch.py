@@ -16,7 +16,6 @@ from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Decomposition, MaskedRows, TurnDecomposition, Turns
 from gdpo_verl.advantage.checks import read_number
 from gdpo_verl.config import Objective
-from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import (
     RewardErrors,
     check_unscored,
@@ -25,6 +24,7 @@ from gdpo_verl.reward_dicts import (
     turn_lists,
     unnested,
 )
+from gdpo_verl.upstream.row_key import RowKey
 
 # The largest share of a batch's responses that may have no reward; above it the run ends.
 MOST_REWARD_ERRORS = 0.5

@@ -19,7 +19,6 @@ from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
 from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS
-from gdpo_verl.plugin.model import check_lora, check_model, joins_cluster
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
 from gdpo_verl.plugin.validation import (
     FILTER_METRIC,
@@ -28,6 +27,7 @@ from gdpo_verl.plugin.validation import (
     objective_of,
     on_default_trainer,
 )
+from gdpo_verl.upstream.model import check_lora, check_model, joins_cluster
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """The parts of verl that the plug-in wraps or calls, compared with the installed verl.
 
-A verl that fits this table is supported, whatever its version (`plugin.upstream` compares them).
+A verl that fits this table is supported, whatever its version; `upstream.dependencies` compares
+them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from functools import cache
 from importlib.metadata import version
 
 from gdpo_verl import __version__
-from gdpo_verl.plugin.upstream import Contract, source_of, violations
-from gdpo_verl.plugin.upstream import Dependency as _D
+from gdpo_verl.upstream.dependencies import Contract, source_of, violations
+from gdpo_verl.upstream.dependencies import Dependency as _D
 
 # The version in requirements/*.lock, with which everything is tested.
 TESTED = "0.9.1"

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gdpo_verl import __version__
-from gdpo_verl.plugin.hooks import Hook, when_imported, wrap
+from gdpo_verl.upstream.hooks import Hook, when_imported, wrap
 
 
 def _log_to_stderr() -> None:
@@ -88,7 +88,8 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
 def _listen_locally(constants: Any) -> None:
     # verl calls it in the driver alone, when it starts Ray itself (main_ppo.py, `run_ppo`).
     def runtime_env(original: Any, config: Any = None) -> Any:
-        from gdpo_verl.plugin import loopback, validation
+        from gdpo_verl.plugin import validation
+        from gdpo_verl.upstream import loopback
 
         if config is not None and "algorithm" in config and validation.uses_plugin(config):
             loopback.listen_locally(config)
@@ -100,7 +101,7 @@ def _listen_locally(constants: Any) -> None:
 @when_imported("torch.distributed.rendezvous")
 def _keep_stores_local(rendezvous: Any) -> None:
     def store(original: Any, *positional: Any, **arguments: Any) -> Any:
-        from gdpo_verl.plugin import loopback
+        from gdpo_verl.upstream import loopback
 
         return original(*positional, **loopback.store_arguments(arguments))
 

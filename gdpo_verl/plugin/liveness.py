@@ -25,7 +25,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 from ray.util import list_named_actors
 
 from gdpo_verl.plugin import deaths
-from gdpo_verl.plugin.hooks import wrap
+from gdpo_verl.upstream.hooks import wrap
 
 logger = logging.getLogger(__name__)
 

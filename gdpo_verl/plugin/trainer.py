@@ -36,9 +36,9 @@ from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.checks import Moment, Run, check_run
 from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
 from gdpo_verl.plugin.estimator import AdvantageStep
-from gdpo_verl.plugin.hooks import wrap
 from gdpo_verl.plugin.reward_function import MANAGER_NAME
 from gdpo_verl.reward_dicts import RewardErrors
+from gdpo_verl.upstream.hooks import wrap
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from processes import in_fresh_process
 
 from gdpo_verl.plugin import contract
 from gdpo_verl.plugin.contract import CONTRACT, first_violation
-from gdpo_verl.plugin.upstream import Dependency, violations
+from gdpo_verl.upstream.dependencies import Dependency, violations
 
 VERL = Path(str(find_spec("verl").origin)).parent
 PACKAGE = Path(__file__).parents[2] / "gdpo_verl"

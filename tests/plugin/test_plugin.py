@@ -12,7 +12,7 @@ import wrapt
 from processes import in_fresh_process
 
 from gdpo_verl.lab import doctor
-from gdpo_verl.plugin import hooks, model
+from gdpo_verl.upstream import hooks, model
 
 ADVANTAGES = """
 import json, sys
@@ -60,7 +60,7 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
     # Importing verl loads the plug-in and nothing that it defers.
-    inner = ("cpu", "cpu.entry", "plugin", "plugin.entry", "plugin.hooks")
+    inner = ("cpu", "cpu.entry", "plugin", "plugin.entry", "upstream", "upstream.hooks")
     own = ["gdpo_verl", *(f"gdpo_verl.{name}" for name in inner)]
     assert (with_plugin.pop("with verl"), without.pop("with verl")) == (own, [])
     assert with_plugin.pop("gdpo") == "gdpo_verl.plugin.estimator"

@@ -36,8 +36,8 @@ from gdpo_verl.lab.rundir.metrics import (
     set_aside_metrics,
 )
 from gdpo_verl.plugin import deaths
-from gdpo_verl.plugin.loopback import variables_for
-from gdpo_verl.plugin.model import check_model, joins_cluster
+from gdpo_verl.upstream.loopback import variables_for
+from gdpo_verl.upstream.model import check_model, joins_cluster
 
 _PER_NODE = (
     "reward.num_workers",

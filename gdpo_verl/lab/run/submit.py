@@ -26,7 +26,7 @@ from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import cluster_nodes, composition, launch
 from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.plugin.model import check_model
+from gdpo_verl.upstream.model import check_model
 
 # The hardware recipes may say how many devices their Ray has; here `ray start` did.
 _EXISTING_CLUSTER = [
