@@ -16,9 +16,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig, Objective, parsing
+from gdpo_verl.config.wording import NEEDS_TRAINER_HOOKS
 from gdpo_verl.names import did_you_mean
 from gdpo_verl.plugin import batches, contract, reward, shared_prompts
-from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS
 from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
 from gdpo_verl.plugin.validation import (
     FILTER_METRIC,

@@ -14,7 +14,8 @@ from torch import Tensor
 from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS, RewardBatch, RewardRows
+from gdpo_verl.config.wording import NEEDS_TRAINER_HOOKS
+from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.upstream.row_key import RowKey
 
 
