@@ -6,7 +6,7 @@ from textwrap import indent
 
 import pytest
 
-from gdpo_verl.plugin import deaths
+from gdpo_verl.plugin.watch import deaths
 
 # As Ray 2.60 prints it in the log of a driver.
 DEATH = """\

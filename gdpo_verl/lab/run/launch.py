@@ -35,7 +35,7 @@ from gdpo_verl.lab.rundir.metrics import (
     parse_metrics_line,
     set_aside_metrics,
 )
-from gdpo_verl.plugin import deaths
+from gdpo_verl.plugin.watch import deaths
 from gdpo_verl.upstream.loopback import variables_for
 from gdpo_verl.upstream.model import check_model, joins_cluster
 

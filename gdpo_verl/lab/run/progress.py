@@ -14,7 +14,7 @@ from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
 from gdpo_verl.lab.rundir.metrics import Metrics, only_validation, parse_metrics_line
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN
-from gdpo_verl.plugin.deaths import plain
+from gdpo_verl.plugin.watch.deaths import plain
 
 POLL_SECONDS = 1.0
 PHASE_EVERY_SECONDS = 60.0

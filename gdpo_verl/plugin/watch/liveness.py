@@ -24,7 +24,7 @@ import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 from ray.util import list_named_actors
 
-from gdpo_verl.plugin import deaths
+from gdpo_verl.plugin.watch import deaths
 from gdpo_verl.upstream.hooks import wrap
 
 logger = logging.getLogger(__name__)

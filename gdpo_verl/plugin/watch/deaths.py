@@ -1,6 +1,6 @@
 """Name the process of a run that died, from the text that Ray prints about it.
 
-The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.liveness`), and
+The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.watch.liveness`), and
 the launcher describes a log. Where nothing matches, the launcher shows the last error of the log.
 """
 
