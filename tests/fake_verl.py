@@ -47,7 +47,7 @@ def trainer_of(config: DictConfig, *, hooks: bool = True) -> Any:
     """verl's trainer with nothing set up but what its advantage step and its dump read."""
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
-    from gdpo_verl.plugin import validation
+    from gdpo_verl.plugin.checks import validation
     from gdpo_verl.plugin.trainer import TrainerHooks
 
     trainer = object.__new__(PPOTrainerSync)

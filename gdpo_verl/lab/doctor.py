@@ -15,7 +15,7 @@ from gdpo_verl import __version__
 from gdpo_verl.lab import text
 from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME, in_configuration
 from gdpo_verl.sandbox import Unprotected, best_protection
 from gdpo_verl.upstream.dependencies import source_of, violations
 

@@ -160,8 +160,8 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from gdpo_verl.plugin import batches, validation
-    from gdpo_verl.plugin.checks import Moment, Run, check_run
+    from gdpo_verl.plugin.checks import batches, validation
+    from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
 
     if validation.uses_plugin(config):
         check_run(Run(config), Moment.KEYS, Moment.CONFIGURATION)

@@ -55,7 +55,7 @@ def _check_before_ray_starts(config_module: Any) -> None:
     def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from importlib.metadata import version
 
-        from gdpo_verl.plugin import checks, validation
+        from gdpo_verl.plugin.checks import checks, validation
 
         if validation.uses_plugin(config):
             checks.check_before_ray(config)
@@ -75,7 +75,7 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
     # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
     # fully_async does not, and calls this.
     def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        from gdpo_verl.plugin import checks, validation
+        from gdpo_verl.plugin.checks import checks, validation
 
         if validation.uses_plugin(config):
             checks.check_before_ray(config)
@@ -88,7 +88,7 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
 def _listen_locally(constants: Any) -> None:
     # verl calls it in the driver alone, when it starts Ray itself (main_ppo.py, `run_ppo`).
     def runtime_env(original: Any, config: Any = None) -> Any:
-        from gdpo_verl.plugin import validation
+        from gdpo_verl.plugin.checks import validation
         from gdpo_verl.upstream import loopback
 
         if config is not None and "algorithm" in config and validation.uses_plugin(config):

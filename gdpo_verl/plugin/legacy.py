@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_verl.plugin import estimator, validation
-from gdpo_verl.plugin.checks import Moment, Run, check_run
+from gdpo_verl.plugin import estimator
+from gdpo_verl.plugin.checks import validation
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
 from gdpo_verl.plugin.trainer import TrainerHooks, given_up_on_error, hooks_of
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gdpo_verl.plugin import batches, validation
-from gdpo_verl.plugin.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks import batches, validation
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
 from gdpo_verl.plugin.trainer import hooks_of
 
 REWARDS = """

@@ -1,7 +1,8 @@
 """Name the process of a run that died, from the text that Ray prints about it.
 
-The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.watch.liveness`), and
-the launcher describes a log. Where nothing matches, the launcher shows the last error of the log.
+The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.watch.liveness`),
+and the launcher describes a log. Where nothing matches, the launcher shows the last error of the
+log.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ from omegaconf import OmegaConf
 from gdpo_verl.config import GdpoConfig, Objective, parsing
 from gdpo_verl.config.wording import NEEDS_TRAINER_HOOKS
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.plugin import batches, contract, reward, shared_prompts
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
-from gdpo_verl.plugin.validation import (
+from gdpo_verl.plugin import contract, shared_prompts
+from gdpo_verl.plugin.checks import batches, reward
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME, unnamed_arguments
+from gdpo_verl.plugin.checks.validation import (
     FILTER_METRIC,
     is_gdpo,
     manager_name,
