@@ -48,7 +48,7 @@ def trainer_of(config: DictConfig, *, hooks: bool = True) -> Any:
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
     from gdpo_verl.plugin.checks import validation
-    from gdpo_verl.plugin.trainer import TrainerHooks
+    from gdpo_verl.plugin.step.trainer import TrainerHooks
 
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config

@@ -111,7 +111,7 @@ print("\\n@" + json.dumps(result))
 # What the probe returns for a subject when all is well, and what to do when it does not.
 _CHECKS = {
     "adv_estimator=gdpo": (
-        "gdpo_verl.plugin.estimator.gdpo",
+        "gdpo_verl.plugin.step.estimator.gdpo",
         "the plug-in is not loaded: reinstall gdpo-verl next to verl, and leave "
         "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
     ),

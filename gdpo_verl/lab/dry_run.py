@@ -22,7 +22,7 @@ from gdpo_verl.lab.run.memory import Shape, load_shape, needs
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.tasks.rows import tokenizer_of
-from gdpo_verl.plugin.dumps import DumpSettings
+from gdpo_verl.plugin.step.dumps import DumpSettings
 from gdpo_verl.upstream.model import check_model
 
 # The rows on which the reward is tried; each gets several responses.

@@ -41,7 +41,8 @@ def _on_supported_verl(hook: Hook) -> Hook:
 
 @when_imported("verl.trainer.ppo.core_algos")
 def _register_estimator(core_algos: Any) -> None:
-    from gdpo_verl.plugin import contract, estimator
+    from gdpo_verl.plugin import contract
+    from gdpo_verl.plugin.step import estimator
 
     # register_adv_est rejects a second "gdpo" (core_algos.py), hence the assignment.
     reason = contract.first_violation()
@@ -111,7 +112,7 @@ def _keep_stores_local(rendezvous: Any) -> None:
 @when_imported("verl.trainer.ppo.v1")
 @_on_supported_verl
 def _wrap_default_trainer(v1: Any) -> None:
-    from gdpo_verl.plugin import trainer
+    from gdpo_verl.plugin.step import trainer
 
     trainer.install(v1)
 
@@ -119,7 +120,7 @@ def _wrap_default_trainer(v1: Any) -> None:
 @when_imported("verl.trainer.ppo.v1.agent_loop_tq")
 @_on_supported_verl
 def _record_session_errors(agent_loop_tq: Any) -> None:
-    from gdpo_verl.plugin import replay_buffer
+    from gdpo_verl.plugin.step import replay_buffer
 
     replay_buffer.record_errors(agent_loop_tq)
 
@@ -127,7 +128,7 @@ def _record_session_errors(agent_loop_tq: Any) -> None:
 @when_imported("verl.trainer.ppo.ray_trainer")
 @_on_supported_verl
 def _wrap_legacy_trainer(ray_trainer: Any) -> None:
-    from gdpo_verl.plugin import legacy
+    from gdpo_verl.plugin.step import legacy
 
     wrap(ray_trainer.RayPPOTrainer, "__init__", legacy.init)
 
@@ -135,7 +136,7 @@ def _wrap_legacy_trainer(ray_trainer: Any) -> None:
 @when_imported("verl.experimental.separation.ray_trainer")
 @_on_supported_verl
 def _wrap_separate_trainers(ray_trainer: Any) -> None:
-    from gdpo_verl.plugin import legacy
+    from gdpo_verl.plugin.step import legacy
 
     # fully_async calls no constructor of RayPPOTrainer.
     wrap(ray_trainer.SeparateRayPPOTrainer, "_fit_compute_advantage", legacy.before_advantage)
@@ -145,7 +146,7 @@ def _wrap_separate_trainers(ray_trainer: Any) -> None:
 @_on_supported_verl
 def _add_metrics_without_queue(metric_utils: Any) -> None:
     def compute(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        from gdpo_verl.plugin import legacy
+        from gdpo_verl.plugin.step import legacy
 
         return original(batch, *args, **kwargs) | legacy.metrics_of(batch)
 
@@ -168,7 +169,7 @@ def _share_prompts(engine_workers: Any) -> None:
 @when_imported("verl.experimental.reward_loop.reward_manager")
 @_on_supported_verl
 def _register_reward_manager(_: Any) -> None:
-    import gdpo_verl.plugin.reward_manager  # noqa: F401  it registers itself
+    import gdpo_verl.plugin.step.reward_manager  # noqa: F401  it registers itself
 
 
 _log_to_stderr()

@@ -83,7 +83,7 @@ def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
 def test_every_function_that_is_wrapped_is_in_the_contract() -> None:
     wrapped = {
         name
-        for path in (PACKAGE / "plugin").glob("*.py")
+        for path in (PACKAGE / "plugin").rglob("*.py")
         for name in re.findall(r'\bwrap\(\s*[\w.]+, "(\w+)"', path.read_text())
     }
     assert len(wrapped) > 10

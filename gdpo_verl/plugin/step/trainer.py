@@ -22,13 +22,13 @@ from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics, names
 from gdpo_verl.config import Objective
-from gdpo_verl.plugin import aggregation, estimator, queue, replay_buffer
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
 from gdpo_verl.plugin.checks import reward, validation
 from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
 from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME
-from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
-from gdpo_verl.plugin.estimator import AdvantageStep
+from gdpo_verl.plugin.step import aggregation, estimator, queue, replay_buffer
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.dumps import Dump, DumpSettings, log_rollout_data
+from gdpo_verl.plugin.step.estimator import AdvantageStep
 from gdpo_verl.plugin.watch import checkpoint, liveness
 from gdpo_verl.reward_dicts import RewardErrors
 from gdpo_verl.upstream.hooks import wrap
