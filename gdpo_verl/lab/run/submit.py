@@ -53,6 +53,7 @@ def submit(
     run: Path,
     overrides: Sequence[str] = (),
     *,
+    program: str,
     env: Sequence[str] = (),
     upload: bool = False,
     working_dir: str | None = None,
@@ -67,6 +68,7 @@ def submit(
     What is not named here is as for `launch.train`, with a `run` where every node can write.
 
     Args:
+      program: the module of our command, which the job starts with ``python3 -m``.
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
       working_dir: a directory here, or the address of an archive, to send to every node; the job's
@@ -96,7 +98,7 @@ def submit(
     # By this name a system without an environment has a Python too, which can say so.
     place = [f"--config-dir={config_dir}"] if config_dir else []
     check = ["python3", "-m", "cluster_nodes", __version__, *files, *place]
-    train = ["python3", "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run), *place]
+    train = ["python3", "-m", program, "train", recipe, "--run", str(run), *place]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     train += ["--accept-changed-files"] if accept_changed_files else []
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
