@@ -58,8 +58,7 @@ def _check_before_ray_starts(config_module: Any) -> None:
 
         from gdpo_verl.plugin.checks import checks, validation
 
-        if validation.uses_plugin(config):
-            checks.check_before_ray(config)
+        checks.check_before_ray(config)
         if validation.is_gdpo(config):
             # Not logged: verl's root logger shows nothing below WARNING.
             sys.stderr.write(
@@ -76,10 +75,9 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
     # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
     # fully_async does not, and calls this.
     def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        from gdpo_verl.plugin.checks import checks, validation
+        from gdpo_verl.plugin.checks import checks
 
-        if validation.uses_plugin(config):
-            checks.check_before_ray(config)
+        checks.check_before_ray(config)
         return original(config, *args, **kwargs)
 
     wrap(main_ppo, "run_ppo", run_ppo)

@@ -27,6 +27,7 @@ from gdpo_verl.plugin.checks.validation import (
     manager_name,
     objective_of,
     on_default_trainer,
+    uses_plugin,
 )
 from gdpo_verl.upstream.model import check_lora, check_model, joins_cluster
 
@@ -343,7 +344,12 @@ CHECKS: Mapping[Moment, Mapping[str, Callable[[Run], object]]] = {
 
 
 def check_before_ray(config: Any) -> None:
-    """Make the checks of verl's driver, where the trainer may run on another machine."""
+    """Make the checks of verl's driver, where the trainer may run on another machine.
+
+    A run that uses nothing of the plug-in is not checked.
+    """
+    if not uses_plugin(config):
+        return
     run = Run(config)
     check_run(run, Moment.KEYS, Moment.CONFIGURATION)
     if not joins_cluster(config):
