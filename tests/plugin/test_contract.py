@@ -111,10 +111,10 @@ def test_module_that_is_gone_is_named() -> None:
 def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
     tmp_path: Path, line: str
 ) -> None:
-    room = tmp_path / "verl/here"
-    room.mkdir(parents=True)
-    (room / "before.py").write_text(f"{line}\n")
-    (room / "moved.py").write_text("def compute(data, estimator): ...\n")
+    package = tmp_path / "verl/here"
+    package.mkdir(parents=True)
+    (package / "before.py").write_text(f"{line}\n")
+    (package / "moved.py").write_text("def compute(data, estimator): ...\n")
     (problem,) = violations(tmp_path / "verl", {"here.before": [Dependency("advantage", "data")]})
     assert problem.startswith("verl.here.before.advantage takes (data, estimator), expected (data)")
     assert not violations(tmp_path / "verl", {"here.before": [Dependency("advantage", "data ...")]})
