@@ -12,13 +12,13 @@ from collections import Counter
 import pytest
 from gdpo_verl.recipes.gsm8k import reasoning_gym
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
-from gdpo_verl.recipes.tool_call import bfcl
+from gdpo_verl.recipes.tool_call import bfcl, prompt
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.toolbox import rows as toolbox
 from prepared import write, written
 from test_prepare import problem
 
-from gdpo_verl.lab.tasks import catalog, generated, prompt
+from gdpo_verl.lab.tasks import catalog, generated
 from gdpo_verl.lab.tasks import rows as dataset_rows
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset

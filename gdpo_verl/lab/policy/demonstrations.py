@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.examples import Call, Example
+from gdpo_verl.recipes.tool_call import prompt
 from gdpo_verl.recipes.tool_turns.rows import told, written
 from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, UNITS
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN

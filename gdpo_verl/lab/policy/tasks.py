@@ -17,13 +17,12 @@ from gdpo_verl.lab.policy.demonstrations import (
     demonstrate_turn,
     next_turn,
 )
-from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.build import sift
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.generated import draw_of, examples
 from gdpo_verl.recipes.gsm8k import reasoning_gym
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
-from gdpo_verl.recipes.tool_call import bfcl
+from gdpo_verl.recipes.tool_call import bfcl, prompt
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.tool_turns import tools as turn_tools
 from gdpo_verl.recipes.toolbox import rows as toolbox
