@@ -15,8 +15,8 @@ from gdpo_verl.recipes.tool_call import rows as rlla
 from prepared import rejected, truths, write, written
 from tokenizers import pre_tokenizers
 
-from gdpo_verl.lab import cli
-from gdpo_verl.lab.tasks import build, catalog
+from gdpo_verl.lab import catalog, cli
+from gdpo_verl.lab.tasks import build
 from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 

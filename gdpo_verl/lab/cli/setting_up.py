@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gdpo_verl.lab.tasks.catalog import data_sets
+from gdpo_verl.lab import catalog
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -26,7 +26,7 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 def _add_prepare(commands: argparse._SubParsersAction) -> None:
     prepare = commands.add_parser("prepare", help="Write a data set in verl's columns.")
     prepare.add_argument(
-        "dataset", choices=list(data_sets()), help="The data set that is prepared."
+        "dataset", choices=list(catalog.DATA_SETS), help="The data set that is prepared."
     )
     prepare.add_argument(
         "--from",
@@ -116,8 +116,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from gdpo_verl.lab.tasks import catalog
-
     out = options.out or Path("data") / options.dataset
     provenance = catalog.prepare(
         options.dataset,

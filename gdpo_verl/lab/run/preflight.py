@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.lab.catalog import prepare_command_of
 from gdpo_verl.lab.run.composition import listed
-from gdpo_verl.lab.tasks.catalog import prepare_command_of
 from gdpo_verl.lab.text import install_vllm
 
 
