@@ -1,4 +1,4 @@
-"""The data sets that `gdpo-verl prepare` writes, and how they are prepared.
+"""The data sets of `gdpo-verl prepare` and the tasks of `gdpo-verl make-policy`.
 
 This module imports the folders of all recipes, so nothing that a recipe imports may import it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 from gdpo_verl.recipes import (
@@ -21,6 +21,9 @@ from gdpo_verl.recipes import (
     toolbox,
 )
 
+if TYPE_CHECKING:
+    from gdpo_verl.lab.policy.task import PolicyTask
+
 DATA_SETS: Mapping[str, DataSet] = {
     **code.DATA_SETS,
     **gsm8k.DATA_SETS,
@@ -31,7 +34,21 @@ DATA_SETS: Mapping[str, DataSet] = {
     **toolbox.DATA_SETS,
 }
 
+POLICY_TASKS = ("toolbox", "tool-turns", "reasoning-gym", "bfcl")
+"""The names of `policy_tasks`, whose import takes seconds."""
+
 _NOTED = 5  # rejected rows that are described
+
+
+def policy_tasks() -> dict[str, PolicyTask]:
+    """Return the tasks for which `make-policy` trains a policy, by their names."""
+    from gdpo_verl.recipes.gsm8k import policy as reasoning_gym
+    from gdpo_verl.recipes.tool_call import policy as bfcl
+    from gdpo_verl.recipes.tool_turns import policy as tool_turns
+    from gdpo_verl.recipes.toolbox import policy as toolbox
+
+    tasks = (toolbox.TASK, tool_turns.TASK, reasoning_gym.TASK, bfcl.TASK)
+    return {task.name: task for task in tasks}
 
 
 def prepare(

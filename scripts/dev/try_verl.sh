@@ -26,9 +26,8 @@ if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
 "$venv/bin/python" - "$out/model" << 'PYTHON'    # untrained: two steps teach it nothing
 import sys
 from gdpo_verl.lab.policy import make_model, train_tokenizer
-from gdpo_verl.lab.policy.tasks import TASKS
-task = TASKS["toolbox"]
-tokenizer = train_tokenizer(task, seed=0, vocabulary=task.settings.vocabulary)
+from gdpo_verl.recipes.toolbox.policy import TASK
+tokenizer = train_tokenizer(TASK, seed=0, vocabulary=TASK.settings.vocabulary)
 for part in (tokenizer, make_model(tokenizer)):
     part.save_pretrained(sys.argv[1])
 PYTHON

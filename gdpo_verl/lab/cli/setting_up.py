@@ -81,10 +81,8 @@ def _add_make_policy(commands: argparse._SubParsersAction) -> None:
         help="Make a tiny policy, which is trained here for a task in minutes, or fetch "
         "SmolLM2-135M-Instruct. Default: tiny.",
     )  # fmt: skip
-    # Those of `policy.tasks`, whose import takes seconds.
-    tasks = ["toolbox", "tool-turns", "reasoning-gym", "bfcl"]
     policy.add_argument(
-        "--task", choices=tasks, default=tasks[0],
+        "--task", choices=catalog.POLICY_TASKS, default=catalog.POLICY_TASKS[0],
         help="Train the tiny policy for this task. Default: toolbox.",
     )  # fmt: skip
     policy.add_argument(
@@ -150,7 +148,8 @@ def _make_policy(options: argparse.Namespace) -> None:
 
     stem = f"{Path(options.base).resolve().name}-" if options.base else ""
     out = options.out or Path("models") / f"{stem}{options.task}"
-    result = make_policy(out, task=options.task, seed=options.seed, base=options.base)
+    task = catalog.policy_tasks()[options.task]
+    result = make_policy(out, task, seed=options.seed, base=options.base)
     for decoding in ("sampled", "greedy"):
         share = result[decoding]
         print(f"{decoding}: correct format {share['format']:.1%}, exact {share['exact']:.1%}")
