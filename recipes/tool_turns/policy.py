@@ -49,9 +49,11 @@ def _miscopied(call: Call, rng: random.Random) -> Call:
     """Change an argument; it stays a name or a number, so that the tool accepts it."""
     name, arguments = call
     key, value = rng.choice(list(arguments.items()))
-    names = next((names for names in (ITEMS, CITIES, sum(UNITS, ())) if value in names), ())
-    number = re.sub(r"\d+", lambda _: str(rng.randint(2, 99)), str(value), count=1)
-    return name, {**arguments, key: rng.choice(names) if names else type(value)(number)}
+    for names in (ITEMS, CITIES, sum(UNITS, ())):
+        if value in names:
+            return name, {**arguments, key: rng.choice(names)}
+    text = re.sub(r"\d+", lambda _: str(rng.randint(2, 99)), str(value), count=1)
+    return name, {**arguments, key: type(value)(text)}
 
 
 def _last_call(messages: Sequence[Mapping[str, str]]) -> list[str]:
@@ -79,8 +81,10 @@ def demonstrate(
         text = rng.choice(wrong + last)
     if rng.random() < flawed_format:
         untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
-        # verl makes only the first call of a turn.
-        text = rng.choice((untagged, f"{text}\n{text}" if CALL_OPEN in text else f"{text} Done."))
+        longer = f"{text} Done."
+        if CALL_OPEN in text:
+            longer = f"{text}\n{text}"  # verl makes only the first call of a turn
+        text = rng.choice((untagged, longer))
     return text
 
 

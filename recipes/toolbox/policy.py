@@ -28,7 +28,8 @@ _BLOCKS = [tool.block for tool in TOOLS.values()]
 
 def _wrong_number(call: Call, example: Example, rng: random.Random) -> Call:
     name, arguments = call
-    key = rng.choice([key for key, value in arguments.items() if isinstance(value, int)])
+    numbers = [key for key, value in arguments.items() if isinstance(value, int)]
+    key = rng.choice(numbers)
     return name, {**arguments, key: rng.randint(0, 99)}
 
 

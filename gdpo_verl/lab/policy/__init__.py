@@ -46,9 +46,11 @@ def batches(
         # The end token is learned too; nothing else ends a response.
         ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
         responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
-        pairs = [*zip(prompts, responses, strict=True)]
-        rows = [torch.tensor(p + r) for p, r in pairs]
-        trained = [torch.tensor([-100] * len(p) + r) for p, r in pairs]
+        rows = []
+        trained = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            rows.append(torch.tensor(prompt + response))
+            trained.append(torch.tensor([-100] * len(prompt) + response))
         # Causal attention never looks right, so right padding needs no attention mask.
         ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
         labels = pad_sequence(trained, batch_first=True, padding_value=-100)
@@ -115,8 +117,9 @@ def evaluate(
     answers = tokenizer.batch_decode(responses, skip_special_tokens=True)
     pairs = zip(answers, examples, strict=True)
     graded = [task.grade(answer, example.ground_truth) for answer, example in pairs]
-    form, exact = (sum(share) / len(graded) for share in zip(*graded, strict=True))
-    return {"format": form, "exact": exact}
+    right_formats = sum(right_format for right_format, _ in graded)
+    exact = sum(right_content for _, right_content in graded)
+    return {"format": right_formats / len(graded), "exact": exact / len(graded)}
 
 
 def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
