@@ -27,7 +27,6 @@ with app.setup:
         phantom,
         study,
         toy,
-        units,
     )
 
     parts = charts.PARTS
@@ -186,16 +185,7 @@ def calls_shown(calls_chosen):
     return
 
 
-# ---------------------------------------------------------------- 3. to 5. groups
-
-
-@app.cell
-def trades():
-    _size = len(examples.ANSWERS)  # the group of section 1, which may have such a pair
-    # Rounded, so that equal ones give 0.
-    _gaps = compare.gaps_of_a_trade(_size).round(decimals=9).tolist()
-    show("trades", parts.trades(_size, _gaps))
-    return
+# ---------------------------------------------------------------- 3. and 4. groups
 
 
 @app.cell
@@ -256,7 +246,7 @@ def distinct():
     return
 
 
-# ---------------------------------------------------------------- 6. and 7. a toy policy
+# ---------------------------------------------------------------- 5. and 6. a toy policy
 
 
 @app.cell
@@ -282,7 +272,7 @@ def skills_shown(skills_chosen):
     for _case in cases:
         _slowest = {_method: _run.slowest for _method, _run in _case.trainings.items()}
         _pictures.append(curves.curves(_case.name, "slowest skill", _slowest))
-    # `cases` is passed to section 7, which would otherwise train all of it again.
+    # `cases` is passed to section 6, which would otherwise train all of it again.
     show("toy", parts.skills(_pictures, study.case_table(cases)))
     return (cases,)
 
@@ -293,40 +283,7 @@ def when(cases):
     return
 
 
-# ---------------------------------------------------------------- 8. scales
-
-
-@app.cell
-def units_form():
-    units_chosen = mo.ui.dictionary(
-        {
-            # Steps and not a range, because scales differ by factors.
-            _name: mo.ui.slider(
-                steps=list(_steps), value=_value, label=_label, show_value=True, debounce=True
-            )
-            for _name, _steps, _value, _label in (
-                ("unit", units.UNITS, 10.0, "reward for a success of the first skill"),
-                ("weight", units.WEIGHTS, 0.333, "GRPO's weight on this reward"),
-            )
-        }
-    )
-    show("units-heading", parts.units_form(units), row(units_chosen.elements.values()))
-    return (units_chosen,)
-
-
-@app.cell
-def units_shown(units_chosen):
-    _unit = units_chosen.value["unit"]
-    _both = (toy.GRPO, toy.GDPO)
-    _methods = (*_both, units.weighted(units_chosen.value["weight"]))
-    _trainings = {_method: units.training(_unit, _method) for _method in _methods}
-    _pictures = pictures(("First skill", "Other skill"), "success", _trainings)
-    _every = units.table(units.UNITS, _both)
-    show("units", parts.units(_pictures, units.table([_unit], _methods), _every))
-    return
-
-
-# ---------------------------------------------------------------- 9. phantom gradients
+# ---------------------------------------------------------------- 7. phantom gradients
 
 
 @app.cell
@@ -375,7 +332,7 @@ def phantoms_shown(phantoms_chosen):
     return
 
 
-# ---------------------------------------------------------------- 10. your own run
+# ---------------------------------------------------------------- 8. your own run
 
 
 @app.cell
