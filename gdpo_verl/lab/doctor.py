@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import requires
 from typing import Any
 
 from gdpo_verl import __version__
@@ -30,13 +28,6 @@ PACKAGES = (
     "transformers",
     "trl",
 )
-
-# What an extra of the package is for.
-_EXTRAS = {
-    "rewards": "rewards that judge mathematics or run programs",
-    "report": "gdpo-verl report",
-    "verl": "preparing data, training and evaluating",
-}
 
 TORCHVISION = (
     "next to torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
@@ -139,7 +130,7 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """Look at the installation, and at a fresh process of it."""
-    findings = [*_versions(), *_extras()]
+    findings = [*_versions()]
     if installed_version("verl"):
         findings += _fresh_process()
     elif installed_version("trl"):
@@ -169,22 +160,6 @@ def _versions() -> Iterator[Finding]:
             yield Finding("verl", "unsupported", reason)
     if versions["verl"] and not versions["TransferQueue"]:
         yield Finding("TransferQueue", "missing", "pip install TransferQueue")
-
-
-def _extras() -> Iterator[Finding]:
-    """No remedy: GDPO runs in verl without any of them."""
-    needed = requires("gdpo-verl") or []
-    for extra, purpose in _EXTRAS.items():
-        # "math-verify>=0.8; extra == 'rewards'"
-        names = [
-            re.split(r"[^\w.-]", line)[0]
-            for line in needed
-            if re.search(f"extra == .{extra}", line)
-        ]
-        missing = [name for name in names if name != "gdpo-verl" and not installed_version(name)]
-        if missing:
-            state = f"without {', '.join(missing)}, for {purpose}. {text.install_extra(extra)}"
-            yield Finding(f"[{extra}]", state)
 
 
 def _trl() -> Finding:

@@ -2,7 +2,7 @@
 
     python scripts/studies/experiment.py scripts/studies/pretrained.yaml    # the rest, seed by seed
 
-With --minutes 60 no run starts after an hour; --table prints the finished runs as Markdown.
+With --table the script prints the finished runs as Markdown and trains nothing.
 
 Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl.gz. When the script is
 started again, it resumes: a finished run is not repeated. It needs scripts/setup.sh cpu data.
@@ -17,7 +17,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,8 @@ KEPT = re.compile(
 )
 
 
-def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
-    """Start the missing runs until the given time, all arms of a seed before the next seed."""
+def train_rest(name: str, experiment: dict[str, Any]) -> None:
+    """Start the missing runs, all arms of a seed before the next seed."""
     # The processes of a run must also find an arm's estimator in experiment_rewards.py.
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts/studies"), "VERL_PLATFORM": "cpu"}
 
@@ -46,7 +45,7 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
     for seed in experiment["seeds"]:
         for task, settings in experiment["tasks"].items():
             for arm, (recipe, *more) in settings["arms"].items():
-                if seed in done.get(arm, ()) or time.monotonic() > until:
+                if seed in done.get(arm, ()):
                     continue
                 work = ROOT / "runs" / name / task
                 run = work.parent / f"{arm}-{seed}"
@@ -97,19 +96,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", type=Path, help="the YAML file")
     parser.add_argument(
-        "--minutes",
-        type=float,
-        default=float("inf"),
-        help="start no run after this time (default: no limit)",
-    )
-    parser.add_argument(
         "--table", action="store_true", help="print the finished runs and train nothing"
     )
     options = parser.parse_args()
     name = options.experiment.stem
     experiment = yaml.safe_load(options.experiment.read_text(encoding="utf-8"))
     if not options.table:
-        train_rest(name, experiment, time.monotonic() + 60 * options.minutes)
+        train_rest(name, experiment)
     print(tables(name, read(name)))
 
 

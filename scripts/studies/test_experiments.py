@@ -85,16 +85,6 @@ def test_the_policy_that_a_study_makes_is_shown_what_its_plan_says():
         assert relative_policy.grade(answer, example.ground_truth) == (True, True)
 
 
-def test_the_topic_is_named_by_its_words_alone():
-    pytest.importorskip("wordllama")
-    truth = '{"topic": "the sea", "instruction_id_list": [], "kwargs": []}'
-    text = "The sea, and the seas of the season."
-    rewards = experiment_rewards.instructions_and_naming(
-        data_source="", solution_str=text, ground_truth=truth
-    )
-    assert rewards["named"] == 2
-
-
 def test_the_unit_multiplies_correctness_alone():
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
@@ -143,10 +133,10 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(tmp_path, mon
     monkeypatch.setattr(experiment, "EVIDENCE", tmp_path)
     monkeypatch.setattr(experiment, "read", lambda name: evidence.read(name, tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
+        experiment.train_rest("q2", EXPERIMENTS["q2"])
     step = {"arm": "grpo", "rewards/format/mean": 0.123457}
     assert evidence.read("q2", tmp_path) == {"grpo": {1: [step | {"step": 1}, step | {"step": 2}]}}
-    experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
+    experiment.train_rest("q2", EXPERIMENTS["q2"])
     arms = list(EXPERIMENTS["q2"]["tasks"]["reasoning-gym"]["arms"])
     runs = [f"{arm}-{seed}" for seed in range(1, 6) for arm in arms]
     assert started == [*runs[:2], *runs[1:]]
@@ -176,71 +166,6 @@ def test_differences_are_paired_by_seed():
     pairs = {1: 0.6, 2: 0.9, 3: 5.0}, {2: 0.6, 1: 0.5, 4: 9.0}
     assert evidence.around(*pairs) == "+0.200 [−1.071, +1.471]"
     assert evidence.around({1: 0.5}, {1: 0.5}) == "–"
-
-
-def steps_of(*shares: float) -> list[dict[str, Any]]:
-    return [{"step": step, "rewards/format/mean": share} for step, share in enumerate(shares, 1)]
-
-
-STARTS = {
-    "gdpo-1": {
-        1: steps_of(0.0, 0.25, 0.5, 0.25),  # at 3, whatever follows
-        2: steps_of(0.0, 0.0, 0.0, 0.75),
-        3: steps_of(0.0, 0.0, 0.0, 0.49),
-    },
-    "grpo-1": {1: steps_of(0.0, 0.0, 0.0, 0.0)},
-    "dara-1": {1: steps_of(0.5, 0.0, 0.0, 0.0), 2: steps_of(0.0, 0.5, 0.75, 1.0)},
-}
-
-
-def test_a_seed_starts_at_the_first_step_of_which_half_the_answers_have_the_form():
-    table = evidence.tables("rare", STARTS)
-    assert "| 2 of 3, step 4 (3 to 4) | 0 of 1 | 2 of 2, step 2 (1 to 2) |" in table
-    # Pairs of one seed: 3 and 4 steps for GDPO, 1 and 2 for DARA.
-    assert "| 1 %: GDPO − GRPO | 1 and 0 of 1 | 1 | – |" in table
-    assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1 | −2.0 [−2.0, −2.0] |" in table
-
-
-def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps():
-    def run(relevance: float) -> list[dict[str, float]]:
-        early = {"rewards/relevance/mean": 9.0}
-        late = {
-            "rewards/relevance/mean": relevance,
-            "rewards/named/mean": 2.0,
-            "rewards/own_words/mean": 0.5,
-            "rewards/length/mean": 0.25,
-        }
-        # A kind that one step asks for, and one that no step asks for.
-        last = late | {"rewards/case/mean": 0.75}
-        return [early, late, late, late, late, last]
-
-    assert evidence.tables("quiet", {}) == "No run yet."
-    table = evidence.tables("quiet", {"gdpo": {1: run(0.5)}, "grpo": {1: run(0.4)}})
-    row = "0.500 (0.500 to 0.500) | 2.000 (2.000 to 2.000) | 0.500 (0.500 to 0.500)"
-    assert f"| GDPO | 1 | {row} | 0.500 (0.500 to 0.500) |" in table
-    assert "| GDPO − GRPO | – | – | – | – |" in table
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "size", "expected"),
-    [
-        (8, 3, 8, 0.02564),  # 2 * 56 / C(16, 11) = 112 / 4368
-        (8, 0, 8, 0.000155),  # 2 / C(16, 8)
-        (0, 0, 0, 1.0),
-    ],
-)
-def test_fishers_exact_test_by_hand(first, second, size, expected):
-    assert evidence.fisher(first, second, size) == pytest.approx(expected, abs=1e-5)
-    assert evidence.fisher(second, first, size) == evidence.fisher(first, second, size)
-
-
-def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text("top\n<!-- a -->\nold\n<!-- /a -->\nend\n")
-    page.replace_block(path, "a", "new")
-    assert path.read_text() == "top\n<!-- a -->\n\nnew\n\n<!-- /a -->\nend\n"
-    with pytest.raises(ValueError, match="expected the marks <!-- b -->"):
-        page.replace_block(path, "b", "new")
 
 
 # --- the study of variants ------------------------------------------------------------------------

@@ -19,7 +19,6 @@ REFUSED = {
     "train toolbox/gdpo --retries x": r"--retries: 'x' is not a number of starts: 0, 1, 2, …",
     "train toolbox/gdpo --retry 3": r"unrecognized arguments: --retry 3",
     "train toolbox/gdpo -- --no-wait": r"unrecognized arguments: -- --no-wait",
-    "train toolbox/gdpo RUN=run": r"RUN= is a variable that is set before .* Give --run RUN",
     "submit gsm8k/gdpo --run run": r"--run: expected an absolute path, found 'run'",
     "submit gsm8k/gdpo --run /run --env NOT_SET": r"--env: NOT_SET is not set",
     "submit toolbox/gdpo --run /run": r"model\.path: .*'~/models/.*verl's own default",

@@ -352,14 +352,8 @@ def composed(
                 chosen[key] = of_one_node * config.trainer.nnodes
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in overridden]
     complete = [*added, *overrides]
-    config = compose(recipe, [*paths, *complete], config_dir) if added else config
-    least = chosen.get(cpu_settings.BUCKET, 0)
-    bucket = OmegaConf.select(config, cpu_settings.BUCKET)
-    if bucket < least:
-        raise ValueError(
-            f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
-            f"takes, found {bucket}. Leave it out."
-        )
+    if added:
+        config = compose(recipe, [*paths, *complete], config_dir)
     return config, complete
 
 
