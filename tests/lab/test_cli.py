@@ -16,7 +16,7 @@ REFUSED = {
     "train Toolbox/GRPO": r"Did you mean 'toolbox/grpo'",
     "train gsm8k": r"Did you mean 'gsm8k/gdpo'",
     "train toolbox/gdpo trainer.total_step=1": r"recipe toolbox/gdpo: .*total_step",
-    "train toolbox/gdpo --retries x": r"--retries: 'x' is not a number of starts: 0, 1, 2, …",
+    "train toolbox/gdpo --retries x": r"--retries: invalid int value: 'x'",
     "train toolbox/gdpo --retry 3": r"unrecognized arguments: --retry 3",
     "train toolbox/gdpo -- --no-wait": r"unrecognized arguments: -- --no-wait",
     "submit gsm8k/gdpo --run run": r"--run: expected an absolute path, found 'run'",

@@ -170,13 +170,3 @@ def count_distinct(components: int, group_size: int) -> Counts:
     found = decompose(rewards, ids, settings=WITHOUT_EPSILON)
     unscaled = replace(found, settings=replace(WITHOUT_EPSILON, scale=False))
     return Counts(len(picked), *map(distinct, (found.grpo, unscaled.grpo, found.combined)))
-
-
-def orders_alike(first: Sequence[float], second: Sequence[float]) -> int:
-    """Count the pairs that both sequences put in the same order; ties do not count.
-
-    >>> orders_alike([1.0, 2.0, 3.0], [1.0, 3.0, 2.0])
-    2
-    """
-    pairs = itertools.combinations(range(len(first)), 2)
-    return sum((first[i] - first[j]) * (second[i] - second[j]) > 0 for i, j in pairs)

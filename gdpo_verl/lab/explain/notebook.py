@@ -214,19 +214,7 @@ def ranking_shown(ranking_chosen):
         _rows.append([ranking_chosen.value[f"{_name} {_key}"] for _key in _keys])
     _rewards = torch.tensor(_rows, dtype=torch.float64)
     _group = compare.compare(list(examples.RANKINGS), compare.decompose_group(_rewards, _keys))
-    # For each reward: how many pairs each method orders as this reward does.
-    _columns = list(zip(*[_rollout.rewards for _rollout in _group], strict=True))
-    _orders = {
-        "GRPO": [_rollout.grpo for _rollout in _group],
-        "GDPO": [_rollout.gdpo for _rollout in _group],
-    }
-    _alike = []
-    for _method, _values in _orders.items():
-        _counts = [compare.orders_alike(_values, _column) for _column in _columns]
-        _alike.append([_method, *_counts])
-    _pairs = len(_group) * (len(_group) - 1) // 2
-    _table = parts.table([f"of {_pairs} pairs, in the order of", *_keys], _alike)
-    show("ranking", parts.bars(_group) + _table)
+    show("ranking", parts.bars(_group))
     return
 
 

@@ -113,7 +113,7 @@ def train(
         (run / layout.DONE).unlink(missing_ok=True)
         furthest = 0
         stalled = False
-        for left in range(retries, -1, -1):
+        for left in range(max(retries, 0), -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
             try:
