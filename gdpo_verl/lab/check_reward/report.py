@@ -148,13 +148,11 @@ def _read_components(
     if not readable:
         return None
     infos = [response.result.info for response in readable]
-    # The tokens of made-up responses are not known: there derived components are not scored.
-    ids = [response.answer.token_ids for response in readable]
-    masks = None if None in ids else [torch.ones(len(tokens or ())) for tokens in ids]
     keys = [str(RowKey("answer", number, 0)) for number in range(len(readable))]
-    rows = RewardRows(objective, infos, keys, masks=masks)
+    # The tokens of these responses are not known: derived components are not scored, and every
+    # response counts alike.
+    rows = RewardRows(objective, infos, keys)
     objective.try_derived(unnested(infos[0]))
-    # The masks of these responses are not known: every response counts alike.
     tokens = torch.ones(len(readable))
     batch = RewardBatch.of(rows, [response.answer.group for response in readable], tokens)
     try:
@@ -191,7 +189,7 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
             UNSCORED.last: metrics[UNSCORED.of(name)],
         }
         for name, weight in zip(names, batch.rows.objective.weights, strict=True)
-        if batch.rows.masks is not None or name not in derived
+        if name not in derived
     ]
 
 

@@ -49,10 +49,7 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     """A table of group sizes, and sentences."""
     varies: Mapping[str, Mapping[str, float]] = measured["varies"]
     if not varies:
-        yield (
-            f"capacity: not known from {measured['answers']} responses to a prompt; ask for more "
-            "with --samples"
-        )
+        yield (f"capacity: not known from {measured['answers']} responses to a prompt; sample more")
         return
     keys = list(next(iter(varies.values())))
     sizes = [f"n = {size}" for size in varies]
@@ -64,7 +61,7 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     if measured["teaches"] is None:
         yield (
             f"capacity at actor_rollout_ref.rollout.n={measured['size']}: not known from "
-            f"{measured['answers']} responses to a prompt; ask for more with --samples"
+            f"{measured['answers']} responses to a prompt; sample more"
         )
     else:
         yield (

@@ -146,7 +146,6 @@ def answer(
     *,
     label: str,
     about: Mapping[str, Any],
-    questions: str,
 ) -> None:
     """Have verl sample responses to the prompts of data.val_files: a run of zero steps.
 
@@ -156,7 +155,6 @@ def answer(
       run: the directory for config.yaml, train.log and validation/STEP.jsonl.
       label: the name on the line of progress.
       about: for launch.json, in addition to the version.
-      questions: the number of prompts, in words, for the line of progress.
 
     Raises:
       RunDirectoryError, LaunchError, ValueError: as for `train`.
@@ -170,7 +168,7 @@ def answer(
         start = {**about, "version": gdpo_verl.__version__}
         write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         # It never counts as hanging: one step may take hours.
-        failure = _run(driver, label, run, config, lock, math.inf, questions)
+        failure = _run(driver, label, run, config, lock, math.inf)
         if failure is not None:
             raise LaunchError(f"{label}: {failure}\nIts log: {run / layout.LOG}")
         (run / layout.DONE).touch()
@@ -199,7 +197,6 @@ def _run(
     config: DictConfig,
     lock: TextIO,
     hang_after: float,
-    questions: str = "",
 ) -> str | None:
     """Run the driver to its end; return why the run failed, or None."""
     logged_at = time.monotonic()
@@ -230,7 +227,7 @@ def _run(
     with processes.ended_by_signals():
         try:
             steps = config.trainer.total_training_steps or 0
-            follow(run, total_steps=steps, is_alive=runs_on, label=label, questions=questions)
+            follow(run, total_steps=steps, is_alive=runs_on, label=label)
             hangs = driver.poll() is None
         finally:
             processes.terminate(driver)  # one that has ended may have left workers
