@@ -84,9 +84,6 @@ def test_summary_of_hand_made_results():
         "capacity: not known from 2 responses to a prompt; sample more",
         "",
         f"note {note}",
-        "",
-        "Advice",
-        "No advice can be given: it needs 30 groups of several responses, found 2.",
     ]
 
 
@@ -222,8 +219,3 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
     rare = "b varies in 1.2% of groups of 4, 0.025 of 2 per step. It may never be learned"
     assert rare in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
-    (advice,) = report["teaching"]["advice"]
-    assert advice["override"] in shown
-    assert shown.index("Advice") > shown.index(rare)
-    few = report_of(results[:64], answers=answers[:64])
-    assert "it needs 30 groups of several responses, found 4." in report_text({"about": {}, **few})

@@ -15,8 +15,8 @@ from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.lab.check_reward import checks
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
+from gdpo_verl.lab.check_reward.capacity import capacity_lines, capacity_of
 from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, Finding, ScoredAnswer
-from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, duration
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
@@ -45,7 +45,7 @@ def measure(
       worth reading. Of each of the `components` `low`, `mean` and `high` are in reward units, None
       where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
       responses, and `CONSTANT_GROUPS`, of groups with several responses, None without them.
-      `teaching` is that of `teaching.teaching`, empty for made-up responses, from which no policy
+      `capacity` is that of `lab.replay.capacity`, empty for made-up responses, from which no policy
       learns.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
@@ -57,9 +57,9 @@ def measure(
     dicts = [response for response in finished if not response.no_dict]
     findings: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
     components: list[dict[str, Any]] = []
-    taught: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
-        components, taught = _look_at_components(config, settings, scored, finished, findings)
+        components, measured = _look_at_components(config, settings, scored, finished, findings)
     findings += checks.complaints(tried, scored.declared)
     findings += _constant(components)
     left = len(answers) - len(tried)
@@ -73,7 +73,7 @@ def measure(
         "problems": [text for kind, text in findings if kind == PROBLEM],
         "notes": [text for kind, text in findings if kind == NOTE],
         "components": components,
-        "teaching": taught,
+        "capacity": measured,
         "kinds": _kinds(dicts),
         "parse_errors": dict(sorted(codes.items())),
         "seconds": dict(zip(("median", "p99", "max"), times, strict=True)) if finished else None,
@@ -108,7 +108,7 @@ def _look_at_components(
     # A key counts as returned where one response has it.
     keys = list(dict.fromkeys(key for response in dicts for key in unnested(response.result.info)))
     components: list[dict[str, Any]] = []
-    taught: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     try:
         objective = settings.resolve(scored.declared, keys or None)
         batch = _read_components(dicts, objective, findings)
@@ -119,14 +119,14 @@ def _look_at_components(
             findings += checks.failing_pays(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
-                taught = teaching(config, batch)
+                measured = capacity_of(config, batch)
         returned = {response.answer.name: response.result.info for response in finished}
         run = Run(config, returned=returned)
         run.objective = objective
         check_run(run, Moment.COMPONENTS, Moment.RETURNED)
     except ValueError as error:  # what is known so far is shown all the same
         findings.append((PROBLEM, str(error)))
-    return components, taught
+    return components, measured
 
 
 def _read_components(
@@ -234,9 +234,8 @@ def report_text(report: Mapping[str, Any]) -> str:
         _component_table(report["components"]),
         _kind_table(report["kinds"]),
         list(_facts(report)),
-        list(capacity_lines(report["teaching"]["capacity"])) if report["teaching"] else [],
+        list(capacity_lines(report["capacity"])),
         verdict or ["ok"],
-        ["Advice", *report["teaching"]["advice_lines"]] if report["teaching"] else [],
     ):
         lines += ["", *block] if block else []
     return "\n".join(lines)

@@ -106,10 +106,6 @@ def train(
             preflight.check_machine(config)
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
-        if config.trainer.device == "cpu":
-            actor = config.actor_rollout_ref.actor
-            once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
-            print_status(f"{recipe}: computes in {actor.fsdp_config.dtype}{once}")
         (run / layout.DONE).unlink(missing_ok=True)
         furthest = 0
         stalled = False

@@ -130,7 +130,7 @@ class _State:
 
     @property
     def elapsed(self) -> str:
-        return duration(time.monotonic() - self.started)
+        return duration(round(time.monotonic() - self.started))
 
     @property
     def step(self) -> int:
@@ -156,7 +156,7 @@ class _State:
             parts.append(f"{mean(seconds):.1f} s a step")
             left = self.total_steps - self.step
             if left > 0:
-                parts.append(f"about {duration(left * mean(seconds))} left")
+                parts.append(f"about {duration(round(left * mean(seconds)))} left")
         return ", ".join(parts)
 
     def verdict(self) -> str:
