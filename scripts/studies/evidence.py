@@ -251,14 +251,8 @@ def spread(values: Collection[float]) -> str:
 
 def tables(name: str, runs: Runs) -> str:
     """Write the arms of an experiment, and their paired differences."""
-    if name == "results":  # gdpo-verl report makes its tables
-        return f"{len(runs)} arms: {', '.join(runs)}"
     if name == "q3":
         return variants(runs)
-    if name == "rare":
-        return f"{starts(runs)}\n\n{starts_compared(runs)}"
-    if name == "rare_pretrained":
-        return tens(runs)
     if not runs:
         return "No run yet."
     runs = {arm: runs[arm] for arm in NAMES if arm in runs}
@@ -268,7 +262,7 @@ def tables(name: str, runs: Runs) -> str:
         cells = [spread(values[arm].values()) for values in endpoints.values()]
         rows.append([NAMES[arm], str(len(seeds)), *cells])
     compared = {name: v for name, v in endpoints.items() if name not in EXPLAINING}
-    # Also for an unfinished experiment, with `experiment.py --table`: missing runs are left out.
+    # Also for an unfinished experiment: missing runs are left out.
     gaps = []
     for a, b in PAIRS[name]:
         if a in runs and b in runs:

@@ -2,8 +2,6 @@
 
     python scripts/studies/experiment.py scripts/studies/pretrained.yaml    # the rest, seed by seed
 
-With --table the script prints the finished runs as Markdown and trains nothing.
-
 Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl.gz. When the script is
 started again, it resumes: a finished run is not repeated. It needs scripts/setup.sh cpu data.
 """
@@ -22,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from evidence import EVIDENCE, read, tables
-from page import ROOT, read_lines
+from evidence import EVIDENCE, read
+from page import ROOT
 
 KEPT = re.compile(
     r"(rewards|gdpo|val-core|val-aux)/.+|response_length/mean|actor/(entropy|grad_norm)|"
@@ -80,30 +78,23 @@ def train_rest(name: str, experiment: dict[str, Any]) -> None:
 
 def metrics(path: Path) -> dict[str, Any]:
     """Read the steps of a run, and each stored metric at each step, None where it is missing."""
-    steps = read_lines(path)
+    steps = [json.loads(line) for line in path.open(encoding="utf-8")]
     names = dict.fromkeys(name for step in steps for name in step["data"] if KEPT.fullmatch(name))
-    values = {}
-    for name in names:
-        values[name] = [rounded(step["data"].get(name)) for step in steps]
+    values: dict[str, list[float | None]] = {name: [] for name in names}
+    for step in steps:
+        for name in names:
+            value = step["data"].get(name)
+            values[name].append(None if value is None else round(value, 6))
     return {"steps": [step["step"] for step in steps], "metrics": values}
-
-
-def rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", type=Path, help="the YAML file")
-    parser.add_argument(
-        "--table", action="store_true", help="print the finished runs and train nothing"
-    )
     options = parser.parse_args()
     name = options.experiment.stem
     experiment = yaml.safe_load(options.experiment.read_text(encoding="utf-8"))
-    if not options.table:
-        train_rest(name, experiment)
-    print(tables(name, read(name)))
+    train_rest(name, experiment)
 
 
 if __name__ == "__main__":

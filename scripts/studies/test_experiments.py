@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +13,6 @@ import experiment_rewards
 import matplotlib
 import page
 import pytest
-import relative_policy
-import torch
 import variants_study
 import yaml
 
@@ -38,13 +35,6 @@ def test_the_kept_runs_are_those_of_the_experiments():
         expected = {(arm, seed) for arm in arms for seed in settings["seeds"]}
         kept = {(arm, seed) for arm, seeds in evidence.read(name).items() for seed in seeds}
         assert kept == expected
-
-
-def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells():
-    cells = {f"{estimator}-{rate}" for estimator in evidence.ESTIMATORS for rate in evidence.RATES}
-    settings = EXPERIMENTS["rare"]
-    assert {arm for task in settings["tasks"].values() for arm in task["arms"]} == cells
-    assert f"data.train_batch_size={evidence.PROMPTS_A_STEP}" in settings["every"]
 
 
 @pytest.mark.parametrize(
@@ -76,15 +66,6 @@ def test_an_arm_composes_to_what_the_page_says(name, arm, estimator, expected):
 # --- the rewards ----------------------------------------------------------------------------------
 
 
-def test_the_policy_that_a_study_makes_is_shown_what_its_plan_says():
-    rng = random.Random(0)
-    example = next(relative_policy.TASKS["reasoning-gym"].held_out(0))
-    answers = {relative_policy.demonstrate(example, rng, 0.0, 0.0) for _ in range(20)}
-    assert len(answers) == 2, "one step of thought, or all of them"
-    for answer in answers:
-        assert relative_policy.grade(answer, example.ground_truth) == (True, True)
-
-
 def test_the_unit_multiplies_correctness_alone():
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
@@ -95,20 +76,6 @@ def test_the_unit_multiplies_correctness_alone():
     assert (correctness.low, correctness.high) == (-30.0, 30.0)
     _, correctness = experiment_rewards.times_third.components
     assert (correctness.low, correctness.high) == (-1.0, 1.0)
-
-
-def test_a_shorter_sum_earns_more_whether_or_not_it_is_right():
-    right = "<think> 1 + 1 </think>\n<answer>2</answer>"
-    for text, tokens, correctness, length in (
-        (right, 8, 1, 0.75),
-        ("", 8, 0, 0.75),
-        ("", 40, 0, 0),
-    ):
-        rewards = experiment_rewards.short_sums(
-            "", text, "2", {"response_length": tokens}, limit=32
-        )
-        expected = {"correctness": correctness, "length": length, "score": correctness + length}
-        assert rewards == expected
 
 
 # --- the runner -----------------------------------------------------------------------------------
@@ -175,14 +142,3 @@ def test_the_table_of_variants_follows_from_the_committed_numbers():
     table = variants_study.table(page.read_rows(ROOT / "docs/evidence/variants.csv"))
     text = (ROOT / "docs/evidence/variants.md").read_text(encoding="utf-8")
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
-
-
-@pytest.mark.parametrize("method", ["GDPO", "GRPO, whitened"])
-def test_training_makes_a_policy_better_and_is_the_same_twice(method):
-    task = variants_study.TASKS["equal difficulty"]
-    advantage = variants_study.METHODS[method]
-    short, long, again = (
-        variants_study.train(task, advantage, "Adam", 2, steps) for steps in (1, 20, 20)
-    )
-    assert float((long - short).min()) > 0.05
-    assert torch.equal(long, again)
