@@ -237,16 +237,14 @@ def around(first: Mapping[int, float], second: Mapping[int, float], digits: int 
         return "–"
     middle, half = fmean(differences), half_interval(differences)
     low, high = middle - half, middle + half
-    return minus_signs(f"{middle:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
-
-
-def minus_signs(text: str) -> str:
+    text = f"{middle:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
     return text.replace("-", "−")
 
 
 def spread(values: Collection[float]) -> str:
     """Write mean, lowest and highest value."""
-    return minus_signs(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    text = f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+    return text.replace("-", "−")
 
 
 def tables(name: str, runs: Runs) -> str:
