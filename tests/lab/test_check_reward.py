@@ -380,6 +380,22 @@ def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
         from_file(file, [row] * 3)
 
 
+@pytest.mark.real
+def test_answers_sampled_from_a_local_model(check, toolbox, policy):
+    options = ["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")]
+    # verl's own number, one, would not say whether answers to a prompt differ.
+    options += ["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"]
+    status, _, report = check(None, *options)
+    assert status == 0
+    assert [kind["count"] for kind in report["kinds"]] == [24 * 4]
+    means = {component["name"]: component["mean"] for component in report["components"]}
+    # The policy is made with 55 to 80 % correct formats; 96 answers stray by less than 0.2.
+    assert 0.35 < means["format"] < 1.0
+    assert report["teaching"]["capacity"]["size"] == 4
+    # Sampled at temperature 1, answers to one prompt differ.
+    assert len({answer["answer"] for answer in report["answers"][:4]}) > 1
+
+
 # ---------------------------------------------------------------- a separate process
 
 

@@ -81,9 +81,12 @@ def test_summary_of_hand_made_results():
         "parse_error codes and their responses: 0: 2, 4: 2",
         "time for one response: median 3.5 ms, p99 5.94 ms, longest 6 ms",
         "",
-        "capacity: not known from 2 responses to a prompt; sample more",
+        "capacity: not known from 2 responses to a prompt; ask for more with --samples",
         "",
         f"note {note}",
+        "",
+        "Advice",
+        "No advice can be given: it needs 30 groups of several responses, found 2.",
     ]
 
 
@@ -219,3 +222,8 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
     rare = "b varies in 1.2% of groups of 4, 0.025 of 2 per step. It may never be learned"
     assert rare in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
+    (advice,) = report["teaching"]["advice"]
+    assert advice["override"] in shown
+    assert shown.index("Advice") > shown.index(rare)
+    few = report_of(results[:64], answers=answers[:64])
+    assert "it needs 30 groups of several responses, found 4." in report_text({"about": {}, **few})

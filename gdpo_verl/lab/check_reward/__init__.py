@@ -26,6 +26,7 @@ from gdpo_verl.lab.check_reward.answers import (
 )
 from gdpo_verl.lab.check_reward.checks import PROBLEM, ScoredAnswer, complaints
 from gdpo_verl.lab.check_reward.report import measure
+from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
 from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
@@ -38,6 +39,8 @@ from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
 TIMEOUT = 60.0
+# Responses of a model to each row, where actor_rollout_ref.rollout.n is verl's default of 1.
+SEVERAL = 4
 
 
 def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None = None) -> Any:
@@ -68,13 +71,18 @@ def check(
     config: Any,
     *,
     answers: Path | None = None,
+    model: Path | None = None,
+    samples: int | None = None,
     rows: int | None = None,
     timeout: float = TIMEOUT,
 ) -> dict[str, Any]:
     """Score responses with the configured reward, and return the report of `report.measure`.
 
     Args:
-      answers: a file of responses, see `answers.from_file`; without it they are made up.
+      answers: a file of responses, see `answers.from_file`; without it and a model the responses
+        are made up.
+      model: a local model to sample from, set as `actor_rollout_ref.model.path`.
+      samples: its responses to each row; default: actor_rollout_ref.rollout.n.
       rows: how many rows, spread evenly over data.train_files (default 64); with a file of
         responses how many of the prompts in it (default all).
       timeout: seconds that the reward of one response may take.
@@ -84,9 +92,14 @@ def check(
         the key in full.
     """
     _check_settings(config)
-    for name, number in {"--rows": rows, "--timeout": timeout}.items():
+    options = {"--rows": rows, "--samples": samples, "--timeout": timeout}
+    for name, number in options.items():
         if number is not None and not number > 0:
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
+    if model is not None:
+        config.actor_rollout_ref.model.path = str(model)
+        if config.actor_rollout_ref.rollout.n == 1:  # one response cannot differ from another
+            config.actor_rollout_ref.rollout.n = SEVERAL
     with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         dataset = _dataset(config, tokenizer, "train_files")
@@ -102,7 +115,11 @@ def check(
         # One template writes all prompts: the first shows whether responses start in a thought.
         prompt = reward.prompt_text(config, tokenizer, next(iter(columns.values())))
         opening = opened_thought(prompt)
-        if answers is None:
+        if model is not None:
+            chosen = sample(
+                config, tokenizer, columns, samples or int(config.actor_rollout_ref.rollout.n)
+            )
+        elif answers is None:
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
         further = [*made_up(others, inside_thought=bool(opening)), of_several_turns(columns)]

@@ -40,7 +40,8 @@ class CheckedAnswer:
       kind: where the response comes from, for the report.
       text: the response.
       group: responses with an equal value are of one group.
-      made_up: it was not given in a file.
+      token_ids: its tokens where they are known, the end token included.
+      made_up: it was not given, and no model wrote it.
       turns: the model's turns, whose number the reward function gets.
     """
 
@@ -48,6 +49,7 @@ class CheckedAnswer:
     kind: str
     text: str
     group: Hashable
+    token_ids: tuple[int, ...] | None = None
     made_up: bool = False
     turns: int = 1
 

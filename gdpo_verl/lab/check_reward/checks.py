@@ -31,7 +31,7 @@ Finding = tuple[str, str]
 
 _REAL_ANSWERS = (
     "If no made-up response has the layout that the reward asks for, give real ones with "
-    "`gdpo-verl check-reward --answers`, for example a dump of `gdpo-verl evaluate`"
+    "`gdpo-verl check-reward --answers`, or sample them with its option --model"
 )
 
 

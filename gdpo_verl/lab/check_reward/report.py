@@ -15,8 +15,8 @@ from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.lab.check_reward import checks
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
-from gdpo_verl.lab.check_reward.capacity import capacity_lines, capacity_of
 from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, Finding, ScoredAnswer
+from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.text import columns, duration
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
@@ -45,7 +45,7 @@ def measure(
       worth reading. Of each of the `components` `low`, `mean` and `high` are in reward units, None
       where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
       responses, and `CONSTANT_GROUPS`, of groups with several responses, None without them.
-      `capacity` is that of `lab.replay.capacity`, empty for made-up responses, from which no policy
+      `teaching` is that of `teaching.teaching`, empty for made-up responses, from which no policy
       learns.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
@@ -57,9 +57,9 @@ def measure(
     dicts = [response for response in finished if not response.no_dict]
     findings: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
     components: list[dict[str, Any]] = []
-    measured: dict[str, Any] = {}
+    taught: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
-        components, measured = _look_at_components(config, settings, scored, finished, findings)
+        components, taught = _look_at_components(config, settings, scored, finished, findings)
     findings += checks.complaints(tried, scored.declared)
     findings += _constant(components)
     left = len(answers) - len(tried)
@@ -73,7 +73,7 @@ def measure(
         "problems": [text for kind, text in findings if kind == PROBLEM],
         "notes": [text for kind, text in findings if kind == NOTE],
         "components": components,
-        "capacity": measured,
+        "teaching": taught,
         "kinds": _kinds(dicts),
         "parse_errors": dict(sorted(codes.items())),
         "seconds": dict(zip(("median", "p99", "max"), times, strict=True)) if finished else None,
@@ -108,7 +108,7 @@ def _look_at_components(
     # A key counts as returned where one response has it.
     keys = list(dict.fromkeys(key for response in dicts for key in unnested(response.result.info)))
     components: list[dict[str, Any]] = []
-    measured: dict[str, Any] = {}
+    taught: dict[str, Any] = {}
     try:
         objective = settings.resolve(scored.declared, keys or None)
         batch = _read_components(dicts, objective, findings)
@@ -119,14 +119,14 @@ def _look_at_components(
             findings += checks.failing_pays(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
-                measured = capacity_of(config, batch)
+                taught = teaching(config, batch)
         returned = {response.answer.name: response.result.info for response in finished}
         run = Run(config, returned=returned)
         run.objective = objective
         check_run(run, Moment.COMPONENTS, Moment.RETURNED)
     except ValueError as error:  # what is known so far is shown all the same
         findings.append((PROBLEM, str(error)))
-    return components, measured
+    return components, taught
 
 
 def _read_components(
@@ -148,11 +148,13 @@ def _read_components(
     if not readable:
         return None
     infos = [response.result.info for response in readable]
+    # The tokens of made-up responses are not known: there derived components are not scored.
+    ids = [response.answer.token_ids for response in readable]
+    masks = None if None in ids else [torch.ones(len(tokens or ())) for tokens in ids]
     keys = [str(RowKey("answer", number, 0)) for number in range(len(readable))]
-    # The tokens of these responses are not known: derived components are not scored, and every
-    # response counts alike.
-    rows = RewardRows(objective, infos, keys)
+    rows = RewardRows(objective, infos, keys, masks=masks)
     objective.try_derived(unnested(infos[0]))
+    # The masks of these responses are not known: every response counts alike.
     tokens = torch.ones(len(readable))
     batch = RewardBatch.of(rows, [response.answer.group for response in readable], tokens)
     try:
@@ -189,7 +191,7 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
             UNSCORED.last: metrics[UNSCORED.of(name)],
         }
         for name, weight in zip(names, batch.rows.objective.weights, strict=True)
-        if name not in derived
+        if batch.rows.masks is not None or name not in derived
     ]
 
 
@@ -234,8 +236,9 @@ def report_text(report: Mapping[str, Any]) -> str:
         _component_table(report["components"]),
         _kind_table(report["kinds"]),
         list(_facts(report)),
-        list(capacity_lines(report["capacity"])),
+        list(capacity_lines(report["teaching"]["capacity"])) if report["teaching"] else [],
         verdict or ["ok"],
+        ["Advice", *report["teaching"]["advice_lines"]] if report["teaching"] else [],
     ):
         lines += ["", *block] if block else []
     return "\n".join(lines)

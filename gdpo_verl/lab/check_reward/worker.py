@@ -241,7 +241,7 @@ def _result(
 
     end = tokenizer.eos_token_id or 0
     prompt = ids_of(prompt_text(config, tokenizer, row)) or [end]
-    response = [*ids_of(answer.text), end]
+    response = list(answer.token_ids or [*ids_of(answer.text), end])
     data = single_row_batch(prompt, response, row, answer.turns)
     altered = tokenizer.decode(response, skip_special_tokens=True) != answer.text
     started = time.perf_counter()

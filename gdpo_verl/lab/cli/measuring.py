@@ -53,18 +53,24 @@ def _add_check_reward(commands: argparse._SubParsersAction) -> None:
         action="append",
         help="Take the rows from this file; may be repeated. Default: data.train_files.",
     )
-    check.add_argument(
-        "--rows",
-        metavar="N",
-        type=int,
-        help="Use N rows. Default: 64, or all prompts of the file of --answers.",
-    )
-    check.add_argument(
+    for option, about in (
+        ("--rows", "Use N rows. Default: 64, or all prompts of the file of --answers."),
+        ("--samples", "Sample N responses to each row. Default: actor_rollout_ref.rollout.n."),
+    ):
+        check.add_argument(option, metavar="N", type=int, help=about)
+    responses = check.add_mutually_exclusive_group()
+    responses.add_argument(
         "--answers",
         metavar="FILE",
         type=Path,
         help="Score the responses in this file of JSON lines or rollout dump. Default: only "
         "made-up responses are scored.",
+    )
+    responses.add_argument(
+        "--model",
+        metavar="DIRECTORY",
+        type=Path,
+        help="Score responses that this model samples. Default: no model is loaded.",
     )
     check.add_argument(
         "--timeout",
@@ -286,6 +292,8 @@ def _check_reward(options: argparse.Namespace) -> int:
     report = check_reward.check(
         config,
         answers=options.answers,
+        model=options.model,
+        samples=options.samples,
         rows=options.rows,
         timeout=options.timeout,
     )

@@ -1,0 +1,74 @@
+"""Advice on a set of rewards, and its capacity to teach a policy, from the policy's responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gdpo_verl.lab.replay.advice import advise
+from gdpo_verl.lab.replay.capacity import capacity
+from gdpo_verl.lab.replay.figures import Figures, known_passing
+from gdpo_verl.lab.replay.output import verdict_lines
+from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting
+from gdpo_verl.lab.text import columns
+from gdpo_verl.plugin.batch import RewardBatch
+
+
+def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
+    """Return the advice and the capacity of a batch of a policy's responses, for `--json`.
+
+    Returns:
+      `advice`, a list of `override` and `because`; `advice_conclusion`, what else is to be said of
+      it; `capacity` as `lab.replay.capacity` has it.
+    """
+    objective = batch.rows.objective
+    decomposition = batch.decomposition
+    chosen = str(config.algorithm.get("adv_estimator"))
+    setting = Setting(objective, chosen if chosen in ESTIMATORS else ESTIMATORS[0])
+    figures = Figures(known_passing(objective))
+    figures.add(setting, decomposition, setting.advantage(decomposition))
+    verdict = advise(figures)
+    prompts = OmegaConf.select(config, "data.train_batch_size")
+    return {
+        "advice": [vars(advice) for advice in verdict.advice],
+        "advice_conclusion": verdict.conclusion,
+        "advice_lines": verdict_lines(verdict),
+        "capacity": capacity(
+            decomposition.rewards.tolist(),
+            batch.group_ids,
+            objective.keys,
+            size=int(config.actor_rollout_ref.rollout.n),
+            prompts_a_step=int(prompts or len(set(batch.group_ids))),
+        ),
+    }
+
+
+def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
+    """A table of group sizes, and sentences."""
+    varies: Mapping[str, Mapping[str, float]] = measured["varies"]
+    if not varies:
+        yield (
+            f"capacity: not known from {measured['answers']} responses to a prompt; ask for more "
+            "with --samples"
+        )
+        return
+    keys = list(next(iter(varies.values())))
+    sizes = [f"n = {size}" for size in varies]
+    rows: list[Sequence[str]] = [("groups that vary", *sizes)]
+    for key in keys:
+        shares_of_key = [f"{shares[key]:.1%}" for shares in varies.values()]
+        rows.append((key, *shares_of_key))
+    yield from columns(rows)
+    if measured["teaches"] is None:
+        yield (
+            f"capacity at actor_rollout_ref.rollout.n={measured['size']}: not known from "
+            f"{measured['answers']} responses to a prompt; ask for more with --samples"
+        )
+    else:
+        yield (
+            f"capacity at actor_rollout_ref.rollout.n={measured['size']}: "
+            f"{measured['teaches']:.1f} of {measured['rewards']} rewards"
+        )
+    yield from measured["rare"]
