@@ -18,13 +18,14 @@ from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, Finding, ScoredAnswer
 from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
+from gdpo_verl.lab.replay.forecast import forecast_lines
 from gdpo_verl.lab.text import columns, duration
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.reward import not_a_dict
-from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks.reward import not_a_dict
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows, judged
 from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
+from gdpo_verl.upstream.row_key import RowKey
 
 NOTHING = "–"
 
@@ -237,6 +238,7 @@ def report_text(report: Mapping[str, Any]) -> str:
         _kind_table(report["kinds"]),
         list(_facts(report)),
         list(capacity_lines(report["teaching"]["capacity"])) if report["teaching"] else [],
+        list(forecast_lines(report["teaching"]["forecast"])) if report["teaching"] else [],
         verdict or ["ok"],
         ["Advice", *report["teaching"]["advice_lines"]] if report["teaching"] else [],
     ):

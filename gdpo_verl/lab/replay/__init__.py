@@ -22,6 +22,7 @@ from gdpo_verl.config.parsing import check_component
 from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.lab.replay.advice import Verdict, advise
 from gdpo_verl.lab.replay.figures import Figures, known_passing
+from gdpo_verl.lab.replay.forecast import Forecast
 from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
     Overrides,
@@ -61,6 +62,12 @@ class Replay:
     changed_most: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
+    forecast: Forecast = field(default_factory=Forecast)
+
+    @property
+    def groups_per_step(self) -> float:
+        """The mean number of groups in a step."""
+        return self.asked.groups / self.steps
 
 
 def replay(
@@ -188,6 +195,7 @@ def _compare(
     decomposition = asked.decompose(batch)
     after = asked.advantage(decomposition, batch)
     result.asked.add(asked, decomposition, after)
+    result.forecast.add(asked.objective.keys, decomposition)
     decomposition, computed = _recorded(result, source, batch, recorded)
     stored = batch.numbers(recorded.column if source.is_ours else "advantage")
     is_stored = ~stored.isnan()

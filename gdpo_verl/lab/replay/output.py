@@ -11,6 +11,7 @@ from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.replay import Replay
 from gdpo_verl.lab.replay.advice import Verdict
 from gdpo_verl.lab.replay.figures import Figures
+from gdpo_verl.lab.replay.forecast import forecast_lines
 from gdpo_verl.lab.rundir.dumps import reward_of, scores_text, short_prompt, shorten
 from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import columns
@@ -51,6 +52,7 @@ def to_json(result: Replay) -> dict[str, Any]:
         "outcome": asked.outcome,
         "advice": [vars(each) for each in result.verdict.advice],
         "conclusion": result.verdict.conclusion,
+        "forecast": result.forecast.for_step(result.groups_per_step),
         "notes": result.notes,
     }
 
@@ -75,6 +77,8 @@ def to_text(result: Replay) -> str:
         text = " ".join(entry["output"].split())
         line = f"{file}, line {entry['line']}: {_change(entry)} {text!r}"
         lines.append("  " + textwrap.shorten(line, _WIDTH - 2, placeholder=" …"))
+    forecast = result.forecast.for_step(result.groups_per_step)
+    lines += ["", "Forecast", *forecast_lines(forecast)]
     lines += ["", "Advice", *verdict_lines(result.verdict), ""]
     for note in result.notes:
         lines += _wrapped(f"note: {note}", "")
@@ -142,7 +146,7 @@ def write_page(result: Replay, folder: Path) -> Path:
     """Write index.html, which needs no other file; returns its path."""
     head, *rows = table(result)
     page = (
-        templates("gdpo_verl.lab.report")
+        templates(__file__)
         .get_template("replay.html.j2")
         .render(
             result=result,
