@@ -20,7 +20,7 @@ from pages import new_page
 from waiting import HANGS, wait_for
 
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.explain import compare, examples, phantom, study
+from gdpo_verl.lab.explain import compare, examples, phantom, study, toy, units
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def static(tmp_path_factory):
 
 def test_the_static_page_holds_every_picture_and_asks_nobody(static):
     found = Page(static)
-    # Five tasks, and two pictures of the phantom policy.
-    assert static.count("<svg") == 5 + 2
+    # Five tasks, two pictures of units and two of the phantom policy.
+    assert static.count("<svg") == 5 + 2 + 2
     # Bars of twelve answers, seven calls, five rankings and eight answers that fail.
     assert static.count("data-rollout") == 12 + 7 + 5 + 8
     assert "No advantages" not in found.text
@@ -162,6 +162,9 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     press(page, "seeds", "ArrowLeft", 3)  # 5
     *_, last = study.verdict_table(study.study_all(seeds=5))[1]
     page.wait_for_selector(f"#when :text('{last[2]}')")
+    press(page, "reward for a success of the first skill", "ArrowRight")  # 30
+    (grpo,) = units.table([30.0], (toy.GRPO,))[1]
+    page.wait_for_selector(f"#units :text('{grpo[2]}')")
     press(page, "hard prompts", "ArrowLeft", 2)  # none
     *_, last = phantom.table(phantom.trainings(0, 8, 1.0))[1]
     page.wait_for_selector(f"#phantoms :text('{last[2]}')")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.lab.explain import phantom, study, toy
+from gdpo_verl.lab.explain import phantom, study, toy, units
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,17 @@ def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_thre
 )
 def test_the_verdict_asks_for_size_and_for_certainty(first, second, error, verdict):
     assert toy.verdict(toy.Figure(first, error), toy.Figure(second, error)) == verdict
+
+
+def test_the_unit_moves_grpo_unless_a_weight_undoes_it_and_leaves_gdpo_alone():
+    def means(unit, method):
+        return [each.mean for each in units.averages(unit, method)]
+
+    plain, at_30 = means(1.0, toy.GRPO), means(30.0, toy.GRPO)
+    assert plain[1] - at_30[1] > 0.2
+    assert at_30[0] > plain[0]
+    assert means(10.0, units.weighted(0.1)) == pytest.approx(plain, abs=1e-3)
+    assert means(30.0, toy.GDPO)[1] == pytest.approx(means(1.0, toy.GDPO)[1], abs=1e-3)
 
 
 def test_without_the_condition_the_length_reward_costs_the_correctness():

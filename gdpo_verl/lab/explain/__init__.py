@@ -6,6 +6,7 @@ calls     responses with real tool calls, scored and executed
 compare   both advantages of a group, their ties, and exact counts
 toy       policies of a few logits
 study     a toy policy on five tasks
+units     a toy policy with a reward in several scales
 phantom   a toy policy with a length reward where all responses fail
 charts    texts, bars and tables, from page.html.j2
 curves    SVG

@@ -27,6 +27,7 @@ with app.setup:
         phantom,
         study,
         toy,
+        units,
     )
 
     parts = charts.PARTS
@@ -271,7 +272,40 @@ def when(cases):
     return
 
 
-# ---------------------------------------------------------------- 7. phantom gradients
+# ---------------------------------------------------------------- 7. scales
+
+
+@app.cell
+def units_form():
+    units_chosen = mo.ui.dictionary(
+        {
+            # Steps and not a range, because scales differ by factors.
+            _name: mo.ui.slider(
+                steps=list(_steps), value=_value, label=_label, show_value=True, debounce=True
+            )
+            for _name, _steps, _value, _label in (
+                ("unit", units.UNITS, 10.0, "reward for a success of the first skill"),
+                ("weight", units.WEIGHTS, 0.333, "GRPO's weight on this reward"),
+            )
+        }
+    )
+    show("units-heading", parts.units_form(units), row(units_chosen.elements.values()))
+    return (units_chosen,)
+
+
+@app.cell
+def units_shown(units_chosen):
+    _unit = units_chosen.value["unit"]
+    _both = (toy.GRPO, toy.GDPO)
+    _methods = (*_both, units.weighted(units_chosen.value["weight"]))
+    _trainings = {_method: units.training(_unit, _method) for _method in _methods}
+    _pictures = pictures(("First skill", "Other skill"), "success", _trainings)
+    _every = units.table(units.UNITS, _both)
+    show("units", parts.units(_pictures, units.table([_unit], _methods), _every))
+    return
+
+
+# ---------------------------------------------------------------- 8. phantom gradients
 
 
 @app.cell
@@ -320,7 +354,7 @@ def phantoms_shown(phantoms_chosen):
     return
 
 
-# ---------------------------------------------------------------- 8. your own run
+# ---------------------------------------------------------------- 9. your own run
 
 
 @app.cell
