@@ -12,7 +12,7 @@ import wrapt
 from processes import in_fresh_process
 
 from gdpo_verl.lab import doctor
-from gdpo_verl.upstream import hooks, model
+from gdpo_verl.upstream import hooks
 
 ADVANTAGES = """
 import json, sys
@@ -93,23 +93,12 @@ def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed() -> None
     assert "setup.sh cpu" in doctor._device(nothing, {"version": "0.24.0", "device": ""}).remedy
 
 
-def test_doctor_misses_verl_only_beside_what_training_takes(monkeypatch) -> None:
-    here: dict[str, str] = {"torch": "2.13.0"}
-    monkeypatch.setattr(doctor, "installed_version", here.get)
+def test_doctor_says_what_a_missing_verl_is_for(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", {"torch": "2.13.0"}.get)
     (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
     assert not verl.remedy
-    assert "only training needs it" in verl.state
+    assert "only training with verl needs it" in verl.state
     assert "pip install '.[verl]'" in verl.state
-    here["vllm"] = "0.24.0"
-    (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
-    assert "pip install '.[verl]'" in verl.remedy
-
-
-def test_doctor_names_a_peft_that_needs_a_setting(monkeypatch) -> None:
-    monkeypatch.setattr(model, "peft_without_fsdp1", lambda: "0.21.2")
-    (peft,) = doctor._peft()
-    assert "strategy=fsdp2" in peft.state
-    assert not peft.remedy
 
 
 def run_doctor(**environment: str) -> subprocess.CompletedProcess[str]:

@@ -106,14 +106,10 @@ def train(
             preflight.check_machine(config)
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
-        if config.trainer.device == "cpu":
-            actor = config.actor_rollout_ref.actor
-            once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
-            print_status(f"{recipe}: computes in {actor.fsdp_config.dtype}{once}")
         (run / layout.DONE).unlink(missing_ok=True)
         furthest = 0
         stalled = False
-        for left in range(retries, -1, -1):
+        for left in range(max(retries, 0), -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
             try:
@@ -146,7 +142,6 @@ def answer(
     *,
     label: str,
     about: Mapping[str, Any],
-    questions: str,
 ) -> None:
     """Have verl sample responses to the prompts of data.val_files: a run of zero steps.
 
@@ -156,7 +151,6 @@ def answer(
       run: the directory for config.yaml, train.log and validation/STEP.jsonl.
       label: the name on the line of progress.
       about: for launch.json, in addition to the version.
-      questions: the number of prompts, in words, for the line of progress.
 
     Raises:
       RunDirectoryError, LaunchError, ValueError: as for `train`.
@@ -170,7 +164,7 @@ def answer(
         start = {**about, "version": gdpo_verl.__version__}
         write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         # It never counts as hanging: one step may take hours.
-        failure = _run(driver, label, run, config, lock, math.inf, questions)
+        failure = _run(driver, label, run, config, lock, math.inf)
         if failure is not None:
             raise LaunchError(f"{label}: {failure}\nIts log: {run / layout.LOG}")
         (run / layout.DONE).touch()
@@ -199,7 +193,6 @@ def _run(
     config: DictConfig,
     lock: TextIO,
     hang_after: float,
-    questions: str = "",
 ) -> str | None:
     """Run the driver to its end; return why the run failed, or None."""
     logged_at = time.monotonic()
@@ -230,7 +223,7 @@ def _run(
     with processes.ended_by_signals():
         try:
             steps = config.trainer.total_training_steps or 0
-            follow(run, total_steps=steps, is_alive=runs_on, label=label, questions=questions)
+            follow(run, total_steps=steps, is_alive=runs_on, label=label)
             hangs = driver.poll() is None
         finally:
             processes.terminate(driver)  # one that has ended may have left workers
@@ -352,14 +345,8 @@ def composed(
                 chosen[key] = of_one_node * config.trainer.nnodes
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in overridden]
     complete = [*added, *overrides]
-    config = compose(recipe, [*paths, *complete], config_dir) if added else config
-    least = chosen.get(cpu_settings.BUCKET, 0)
-    bucket = OmegaConf.select(config, cpu_settings.BUCKET)
-    if bucket < least:
-        raise ValueError(
-            f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
-            f"takes, found {bucket}. Leave it out."
-        )
+    if added:
+        config = compose(recipe, [*paths, *complete], config_dir)
     return config, complete
 
 

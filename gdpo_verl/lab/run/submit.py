@@ -158,12 +158,6 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
         # An archive elsewhere is believed to have it.
         if "://" in sent or (sent and (Path(sent).expanduser() / file).exists()):
             return file
-        if not path.exists():
-            there = f" nor in --working-dir {sent}" if sent else ""
-            raise SubmitError(
-                f"{key}: {file!r} is relative and not in {os.getcwd()}{there}. Give a path that "
-                "every node has, or send the file with --working-dir"
-            )
     return str(path.absolute())
 
 
