@@ -485,14 +485,6 @@ def dead(rng):
     return {"right": float(rng.random() < 0.5), "never": 0.0}
 
 
-def wide(rng):
-    return {"right": float(rng.random() < 0.5), "points": 20 * rng.random()}
-
-
-def silent(rng):
-    return {"right": float(rng.random() < 0.006), "brief": float(rng.random() < 0.006)}
-
-
 ADVICE = {
     "a condition": (
         conditioned,
@@ -512,24 +504,6 @@ ADVICE = {
         "'++algorithm.gdpo_reward_weights={again: 0}'",
         "again repeats right: the correlation within groups is",
     ),
-    "one that never varies": (
-        dead,
-        [],
-        "'++algorithm.gdpo_reward_weights={never: 0}'",
-        "constant in all 60 groups (with 95 % confidence in all but 5.0% of",
-    ),
-    "weights of a sum": (
-        wide,
-        ["algorithm.adv_estimator=grpo"],
-        "'++algorithm.gdpo_reward_weights={points: ",
-        "influence is not shared as the weights declare: right",
-    ),
-    "whitening's gain": (
-        silent,
-        [],
-        "++algorithm.gdpo.whiten=none",
-        "whitening multiplies every advantage by",
-    ),
 }
 
 
@@ -545,9 +519,6 @@ def test_advice_has_an_override_and_its_evidence(replayed, name):
     # Pasted, it has been followed.
     after = replayed(steps, *settings, chosen["override"].strip("'"))
     assert chosen["because"] not in [each["because"] for each in after["advice"]]
-    if name == "weights of a sum":
-        influence = [each["influence"][1] for each in after["components"].values()]
-        assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
 
 
 def mixed(rng):
@@ -687,8 +658,7 @@ def test_a_count_is_no_verdict_and_five_groups_are_too_few(replayed):
 def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
     rows = drawn(60, two_rewards)
     condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
-    weights = replayed(rows, condition)["advice"]
-    assert all("influence" in each["because"] for each in weights)
+    assert replayed(rows, condition)["advice"] == []
     found = replayed(rows, "algorithm.gdpo_reward_keys=[correctness]")
     assert found["advice"] == []
     assert found["conclusion"].startswith("No advice. 60 groups were examined for positive terms")
