@@ -711,14 +711,3 @@ def test_the_report_draws_scores_alone(tmp_path):
     assert "computed from the dumped rows" in summary
     assert "answer 3" in (page / "index.html").read_text()
     assert "hold no components; the score is drawn" in summary
-
-
-def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(capsys, tmp_path):
-    hostile = {"output": "</pre><script>alert(1)</script>"}
-    where = dump(tmp_path / "dumps", {1: [row | hostile for row in ROWS]})
-    assert main(["replay", str(where), "--out", str(tmp_path / "page")]) == 0
-    page = (tmp_path / "page/index.html").read_text()
-    assert LIMITS in page
-    assert "<script>" not in page
-    assert "&lt;/pre&gt;&lt;script&gt;" in page
-    assert str(tmp_path / "page/index.html") in capsys.readouterr().out

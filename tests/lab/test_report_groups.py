@@ -34,22 +34,20 @@ def test_a_collapsed_group_comes_first(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        pytest.param(COLLAPSED, ["In 1 of 2 dumped groups", "normalised: in 0 of 2 groups", "1 1 1 "
-            "+0.500 +0.900 1 0 2 +0.500 -0.200 1 0 -3 -1.500 -1.250"], id="by GRPO"),
+        pytest.param(COLLAPSED, "In 1 of 2 groups (50.0%) GRPO gives one advantage to responses "
+            "with different advantages in GDPO; in 0 GDPO gives one to", id="by GRPO"),
         # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
         pytest.param([rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)],
-            ["None of the 1 dumped groups", "normalised: in 1 of 1 groups"], id="by GDPO"),
-        pytest.param(COLLAPSED[3:], ["None of the 1 dumped groups", "normalised: in 0 of 1 groups"],
-            id="none"),
-        pytest.param([row | {"format": None} for row in COLLAPSED[:2]], ["In 1 of 1 dumped groups",
-            "1 not scored 1 +0.500 +0.900"], id="one component unscored"),
+            "In 0 of 1 groups (0.0%) GRPO gives one advantage to responses with different "
+            "advantages in GDPO; in 1 GDPO gives one to", id="by GDPO"),
+        pytest.param([row | {"format": None} for row in COLLAPSED[:2]], "In 1 of 1 groups",
+            id="one component unscored"),
     ],
 )  # fmt: skip
 def test_the_page_says_how_many_groups_collapse(rows, said, tmp_path):
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", rows)
-    text = page_of(tmp_path, run).text
-    assert [each for each in said if each not in text] == []
+    assert said in page_of(tmp_path, run).text
 
 
 def test_a_dump_without_the_plug_in_is_named(tmp_path):

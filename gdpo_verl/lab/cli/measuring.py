@@ -174,7 +174,6 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
     for option, place, about in (
         ("--rows", "FILE.jsonl", "Write a line for each response. Default: no file is written."),
         ("--json", "FILE", "Write all numbers to FILE. Default: no file is written."),
-        ("--out", "DIRECTORY", "Write a page into DIRECTORY. Default: no page is written."),
     ):
         replay.add_argument(option, metavar=place, type=Path, help=about)
     _add_trust(replay)
@@ -321,8 +320,6 @@ def _replay(options: argparse.Namespace) -> None:
     )
     print(printable(output.to_text(result)))
     _write_json(options.json, output.to_json(result))
-    if options.out:
-        print(output.write_page(result, options.out))
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Write the report: a page, a picture and a table."""
+"""Write the report: a page and a table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,12 @@ from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.report.drawn import run_of_dumps
-from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window, write_png
+from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window
 from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
-from gdpo_verl.lab.report.recipes import MOST_DIFFERENCES, config_differences, group_by_recipe
-from gdpo_verl.lab.report.samples import choose_samples
+from gdpo_verl.lab.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.lab.report.summary import mixed_versions, summarise_run
-from gdpo_verl.lab.report.survey import browser_data, find_collapse, read_dumps
-from gdpo_verl.lab.report.tables import (
-    markdown,
-    quantities,
-    recipe_table,
-    summary_table,
-    to_markdown,
-)
+from gdpo_verl.lab.report.survey import browser_data, read_dumps
+from gdpo_verl.lab.report.tables import markdown, number_table, quantities, to_markdown
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
@@ -39,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = None) -> Path:
-    """Write index.html, curves.png and summary.md about runs.
+    """Write index.html and summary.md about runs.
 
     Args:
       runs: run directories or files of metrics; the first ones get the first columns.
@@ -64,9 +57,7 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         "collapse": collapse_panels(recipes) if components else [],
         "training": training_panels(recipes),
     }
-    numbers = quantities(dumps, components)
-    rows = summary_table(found, numbers)
-    recipe_names, recipe_rows = recipe_table(recipes, numbers)
+    columns, rows = number_table(recipes, quantities(found, components))
     summaries = [summarise_run(each) for each in dumps]
     differences = config_differences(found)
     notes = [*missing, *mixed_versions(found)]
@@ -84,13 +75,9 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         panels=panels,
         panel_svg=panel_svg,
         window=smoothing_window(found),
+        columns=columns,
         rows=rows,
-        recipe_names=recipe_names,
-        recipe_rows=recipe_rows,
-        differences=differences[:MOST_DIFFERENCES],
-        more_differences=max(0, len(differences) - MOST_DIFFERENCES),
-        samples=choose_samples(found, components),
-        collapse=find_collapse(dumps),
+        differences=differences,
         browser=browser_data(dumps),
         refresh=refresh,
         many_steps=MANY_STEPS,
@@ -100,9 +87,8 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     out_dir.mkdir(parents=True, exist_ok=True)
-    write_png(panels["curves"], recipes, out_dir / "curves.png")
     sentences = [f"{each.run}: {text}" for each in summaries for text in each.all()]
-    tables = [(names, rows), (recipe_names, recipe_rows), (names, differences[:MOST_DIFFERENCES])]
+    tables = [(columns, rows), (names, differences)]
     parts = [to_markdown(head, body) for head, body in tables if body]
     if sentences or notes:
         parts.append("".join(f"- {markdown(text)}\n" for text in sentences + notes))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from gdpo_verl import names
 from gdpo_verl.lab.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.report.tables import seconds_by_phase
 from gdpo_verl.lab.rundir.run import Run
 
 _MARKERS = "oDs^vP"
@@ -57,7 +55,7 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Length, entropy, KL and time per phase."""
+    """Length, entropy and KL."""
     logged = _logged(recipes)
     # The one that the run is penalised by; without any, verl logs the updates' KL.
     kl = next((key for key in _KL if key in logged), "actor/ppo_kl")
@@ -65,14 +63,13 @@ def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
         _metric_panel(recipes, "Response length, tokens", "response_length/mean"),
         _metric_panel(recipes, "Entropy of the policy", "actor/entropy"),
         _metric_panel(recipes, _KL[kl], kl, label=kl),
-        Panel("Seconds a step by phase", partial(_draw_phases, recipes)),
     ]
 
 
 def _metric_panel(
     recipes: Sequence[Recipe], title: str, key: str, *, percent: bool = False, label: str = ""
 ) -> Panel:
-    def draw(figure: Figure | SubFigure) -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.subplots()
         _draw(axes, recipes, key)
         _finish(axes, label, percent=percent)
@@ -80,14 +77,14 @@ def _metric_panel(
     return Panel(title, draw)
 
 
-def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
+def _draw_distinct(recipes: Sequence[Recipe], figure: Figure) -> None:
     axes = figure.subplots()
     _draw(axes, recipes, names.DISTINCT_GDPO.key)
     _draw(axes, recipes, names.DISTINCT_GRPO.key, linestyle="--")
     _finish(axes, "solid GDPO, dashed GRPO")
 
 
-def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | SubFigure) -> None:
+def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure) -> None:
     parts = {
         "constant\ngroups": names.CONSTANT_GROUPS,
         "share of\nadvantage": names.ADVANTAGE_SHARE,
@@ -133,19 +130,6 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
                 axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
 
 
-def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
-    axes = figure.subplots()
-    times = [seconds_by_phase(recipe.runs) for recipe in recipes]
-    phases = list(dict.fromkeys(phase for each in times for phase in each))
-    thick = 0.8 / max(1, len(recipes))
-    for i, (each, color) in enumerate(zip(times, recipe_colors(recipes), strict=True)):
-        places = [n - 0.4 + (i + 0.5) * thick for n in range(len(phases))]
-        axes.barh(places, [each.get(phase, 0.0) for phase in phases], thick, color=color)
-    axes.set_yticks(range(len(phases)), phases, parse_math=False)
-    axes.invert_yaxis()  # the longest phase is the first, and belongs on top
-    _lay_grid(axes, "x", empty=not phases)
-
-
 def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = True) -> None:
     axes.set_ylabel(label)
     if percent:
@@ -155,13 +139,9 @@ def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = 
     if last:
         axes.set_xlabel("training step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _lay_grid(axes, "y", empty=not axes.lines)
-
-
-def _lay_grid(axes: Axes, across: Literal["x", "y"], *, empty: bool) -> None:
-    axes.grid(axis=across)
+    axes.grid(axis="y")
     axes.set_axisbelow(True)
-    if empty:
+    if not axes.lines:
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center")
 
 

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.rundir.run import Run, flattened
 
-MOST_DIFFERENCES = 60
 # What a run is called and where it writes.
 _NAMES = {
     "trainer.experiment_name",

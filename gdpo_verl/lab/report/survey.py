@@ -1,4 +1,4 @@
-"""The dumps of whole runs: collapsed and dead groups, and the page's browser of responses."""
+"""The dumps of whole runs: their groups, and the page's browser of responses."""
 
 from __future__ import annotations
 
@@ -10,28 +10,13 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from gdpo_verl.lab.report.groups import DumpSummary, RewardPattern, read_step
+from gdpo_verl.lab.report.groups import DumpSummary, read_step
 from gdpo_verl.lab.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
 from gdpo_verl.lab.rundir.run import Run
 
 # Steps in the page's browser, of all runs together.
 PAGE_STEPS = 400
 _MOST_NOTES = 5
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """The collapsed among the groups that can be compared, see `DumpSummary`, and an example."""
-
-    groups: int = 0
-    collapsed: int = 0
-    by_gdpo: int = 0
-    # Of the group with the most rollouts that GRPO takes for equal to others; of several the first
-    # by run and step.
-    patterns: tuple[RewardPattern, ...] = ()
-    run: str = ""  # where it is from, and what its rewards are called
-    step: int = 0
-    components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,24 +32,6 @@ class RunDumps:
 def read_dumps(runs: Sequence[Run]) -> list[RunDumps]:
     """Read the dumps of all runs, of each kind about `REPORT_BYTES` together."""
     return [_read_run(run, REPORT_BYTES // len(runs)) for run in runs]
-
-
-def find_collapse(dumps: Sequence[RunDumps]) -> Collapse:
-    """Count the collapsed groups of all runs, and find the example that shows most."""
-    steps = [(each.run, n, step) for each in dumps for n, step in each.training.items()]
-    counts = (
-        sum(step.compared for *_, step in steps),
-        sum(step.collapsed for *_, step in steps),
-        sum(step.collapsed_by_gdpo for *_, step in steps),
-    )
-    shown = [entry for entry in steps if entry[2].example]
-    if not shown:
-        return Collapse(*counts)
-    # max takes the first of several.
-    run, n, step = max(
-        shown, key=lambda entry: sum(each.count for each in entry[2].example if each.collapsed)
-    )
-    return Collapse(*counts, step.example, run.name, n, tuple(run.components))
 
 
 def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:

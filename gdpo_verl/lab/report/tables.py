@@ -1,9 +1,9 @@
-"""The numbers of the report: a row for each quantity, a column for each run or recipe."""
+"""The numbers of the report: a row for each quantity, a column for each recipe."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -11,7 +11,6 @@ from typing import Any
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
-from gdpo_verl.lab.report.survey import RunDumps, find_collapse
 from gdpo_verl.lab.rundir.run import Run
 from gdpo_verl.lab.statistics import half_interval
 from gdpo_verl.lab.text import duration
@@ -42,13 +41,12 @@ class Quantity:
     form: str = ".3f"
 
 
-def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Quantity]:
-    """The quantities of all tables.
+def quantities(runs: Sequence[Run], components: Sequence[str]) -> list[Quantity]:
+    """The quantities of the table.
 
     Of training metrics the ends are means over the first and the last five steps, fewer where a
     run has less than ten; of held-out scores they are the first and the last validation.
     """
-    runs = [each.run for each in dumps]
     # Of the shortest run, so that every column is a mean over as many steps.
     lengths = [len(run.training_steps) for run in runs if run.training_steps]
     few = number_of_ends(min(lengths, default=0))
@@ -86,7 +84,6 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
         mean("distinct advantages in a group by GDPO", DISTINCT_GDPO.key, ".2f"),
         mean("distinct advantages in a group by GRPO", DISTINCT_GRPO.key, ".2f"),
     ]
-    found += _collapses(dumps)
     found += _times(runs)
     # The first step loads and compiles: a mean would tell of that.
     seconds = logged(
@@ -105,47 +102,19 @@ def means_of_ends(values: Sequence[float], few: int) -> tuple[float, float]:
     return fmean(values[:few]), fmean(values[-few:])
 
 
-def _collapses(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
-    collapsed: dict[Path, Ends] = {}
-    reverse: dict[Path, Ends] = {}
-    for each in dumps:
-        found = find_collapse([each])
-        if found.groups:
-            collapsed[each.run.path] = (None, found.collapsed / found.groups)
-            reverse[each.run.path] = (None, found.by_gdpo / found.groups)
-    yield Quantity(
-        "groups, of all steps, in which GRPO gives one advantage to responses with different "
-        "advantages in GDPO",
-        collapsed,
-        ".1%",
-    )
-    yield Quantity("groups in which it is the other way round", reverse, ".1%")
-
-
 def _times(runs: Sequence[Run]) -> Iterator[Quantity]:
-    times = {run.path: seconds_by_phase([run]) for run in runs}
+    times = {run.path: seconds_by_phase(run) for run in runs}
     for phase in dict.fromkeys(phase for each in times.values() for phase in each):
         seconds = {path: (None, each[phase]) for path, each in times.items() if phase in each}
         yield Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f")
 
 
-def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
-    """Every quantity of which at least one run knows the value."""
-    rows = [
-        ("advantage estimator", tuple(run.estimator for run in runs)),
-        ("training steps", tuple(map(_steps, runs))),
-        ("validated at steps, first → last", tuple(map(_validated, runs))),
-    ]
-    for each in found:
-        rows.append((each.label, tuple(_cell(each, [run]) for run in runs)))
-    rows.append(("time in steps and validation, without start-up", tuple(map(_total_time, runs))))
-    return [row for row in rows if set(row[1]) != {NOTHING}]
-
-
-def recipe_table(
-    recipes: Sequence[Recipe], found: Iterable[Quantity]
+def number_table(
+    recipes: Sequence[Recipe], found: Sequence[Quantity]
 ) -> tuple[list[str], list[Row]]:
-    """Mean ± standard deviation over the runs of each recipe; no rows without several runs.
+    """A row for each quantity of which a run knows the value, and a column for each recipe.
+
+    Of a recipe with several runs it holds the mean ± the standard deviation over the runs.
 
     Two recipes that were trained with the same two or more ``data.seed`` get a third column: the
     difference of the last values, its mean over the pairs ± half of a 95 % interval by Student's t.
@@ -154,22 +123,35 @@ def recipe_table(
       the names of the columns, and the rows.
     """
     names = [recipe.name for recipe in recipes]
-    if all(len(recipe.runs) == 1 for recipe in recipes):
-        return names, []
-    pairs = _pairs(recipes)
-    counts = [str(len(recipe.runs)) for recipe in recipes]
-    if pairs:
-        counts.append(f"{len(pairs)} pairs")
-        names.append(" − ".join(names))
-    rows: list[Row] = [("runs", tuple(counts))]
+    rows: list[tuple[str, list[str]]] = []
+    if any(len(recipe.runs) > 1 for recipe in recipes):
+        rows.append(("runs", [str(len(recipe.runs)) for recipe in recipes]))
+    for label, text in (
+        ("advantage estimator", _estimator),
+        ("training steps", _steps),
+        ("validated at steps, first → last", _validated),
+        ("time in steps and validation, without start-up", _total_time),
+    ):
+        rows.append((label, [_distinct(text, recipe) for recipe in recipes]))
     for each in found:
-        cells = [_cell(each, recipe.runs) for recipe in recipes]
-        if set(cells) == {NOTHING}:
-            continue
-        if pairs:
-            cells.append(_difference(each, pairs))
-        rows.append((each.label, tuple(cells)))
-    return names, rows
+        rows.append((each.label, [_cell(each, recipe.runs) for recipe in recipes]))
+    pairs = _pairs(recipes)
+    if pairs:
+        names.append(" − ".join(names))
+        differences = {each.label: _difference(each, pairs) for each in found}
+        differences["runs"] = f"{len(pairs)} pairs"
+        for label, cells in rows:
+            cells.append(differences.get(label, NOTHING))
+    return names, [(label, tuple(cells)) for label, cells in rows if set(cells) != {NOTHING}]
+
+
+def _distinct(text: Callable[[Run], str], recipe: Recipe) -> str:
+    """The texts of the runs of a recipe, equal ones once."""
+    return ", ".join(dict.fromkeys(map(text, recipe.runs)))
+
+
+def _estimator(run: Run) -> str:
+    return run.estimator
 
 
 def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
@@ -197,19 +179,19 @@ def markdown(cell: str) -> str:
     return escaped.replace("<", "&lt;")
 
 
-def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
-    """Mean seconds a training step that the runs spent in each phase, the longest first.
+def seconds_by_phase(run: Run) -> dict[str, float]:
+    """Mean seconds a training step that a run spent in each phase, the longest first.
 
     The smaller ones are summed up as "other", with what the step took beyond its phases.
     """
     sums: dict[str, float] = {}
-    for data in (each for run in runs for each in run.metrics.values()):
+    for data in run.metrics.values():
         for key, value in data.items():
             name = key.removeprefix("timing_s/")
             # A second slash marks statistics of something within a phase.
             if name != key and "/" not in name:
                 sums[name] = sums.get(name, 0.0) + value
-    steps = sum(len(run.values("timing_s/step")) for run in runs)
+    steps = len(run.values("timing_s/step"))
     if not steps:
         return {}
     whole = sums.pop("step")
