@@ -250,8 +250,7 @@ def test_a_small_table_that_holds_much_is_refused(tmp_path, monkeypatch):
 def test_a_dump_of_any_step_takes_no_memory(tmp_path):
     for step in (1, 2, 3_000_000_000):
         write_lines(tmp_path / f"{step}.jsonl", [line("q", right=1.0) | {"step": step}])
-    (note,) = Source(tmp_path).notes
-    assert note.endswith("steps are missing between 2 and 3000000000")
+    assert Source(tmp_path).notes == []
 
 
 def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):

@@ -28,7 +28,6 @@ from gdpo_verl.lab.replay.settings import (
     Overrides,
     asked_setting,
     parse_overrides,
-    with_overrides,
 )
 from gdpo_verl.lab.rundir.responses import Batch, places_by_group
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting, grpo_of_score, recorded_setting
@@ -119,7 +118,6 @@ def replay(
                 group=group,
                 text=text,
                 named=components,
-                keys=with_overrides({}, settings).get("gdpo_reward_keys") or (),
                 scorer=scorer,
                 counter=counter,
                 trust=trust,
@@ -141,7 +139,7 @@ def _replay_source(
     if not source.components:
         raise ValueError(
             f"{source.first_place}: expected reward components among the columns, found "
-            f"{source.columns}. Score the responses anew with --function FILE:NAME, or train "
+            f"{source.columns.names}. Score the responses anew with --function FILE:NAME, or train "
             "with gdpo-verl installed."
         )
     asked = asked_setting(source, overrides)
@@ -172,9 +170,9 @@ def _about(source: Source) -> Iterator[str]:
     trained_with = (source.algorithm or {}).get("adv_estimator", ESTIMATORS[0])
     if trained_with not in ESTIMATORS:
         yield f"{path}: trained with {trained_with}; GRPO's advantages count as recorded"
-    if source.is_ours and source.algorithm is None:
+    if source.columns.is_ours and source.algorithm is None:
         yield f"{path}: no config.yaml; GDPO's defaults count as the recorded settings"
-    settings_name_them = source.is_trls and source.algorithm
+    settings_name_them = source.columns.is_trls and source.algorithm
     if not (source.named or source.scorer or source.logged or settings_name_them):
         names = ", ".join(each.name for each in source.components)
         yield (
@@ -197,7 +195,7 @@ def _compare(
     result.asked.add(asked, decomposition, after)
     result.forecast.add(asked.objective.keys, decomposition)
     decomposition, computed = _recorded(result, source, batch, recorded)
-    stored = batch.numbers(recorded.column if source.is_ours else "advantage")
+    stored = batch.numbers(recorded.column if source.columns.is_ours else "advantage")
     is_stored = ~stored.isnan()
     if bool(is_stored.any()):
         largest = float((stored - computed)[is_stored].abs().max())
@@ -246,13 +244,13 @@ def _recorded(
 ) -> tuple[Decomposition, Tensor]:
     """Return a batch under its recorded settings, and its advantage: shape (B,)."""
     decomposition = setting.decompose(batch)
-    if not source.score_column:
+    if not source.columns.score:
         return decomposition, setting.advantage(decomposition, batch)
-    score = batch.numbers(source.score_column)
+    score = batch.numbers(source.columns.score)
     if bool(score.isnan().any()):
         row = int(score.isnan().nonzero()[0])
         raise ValueError(
-            f"{batch.places[row]}: expected a number for {source.score_column!r}, found none. "
+            f"{batch.places[row]}: expected a number for {source.columns.score!r}, found none. "
             "Without it the group's advantages are unknown"
         )
     advantage, weighted = grpo_of_score(setting, score, decomposition)

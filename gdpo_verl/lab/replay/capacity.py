@@ -21,7 +21,6 @@ from gdpo_verl.lab.rundir.responses import places_by_group
 SIZES = (4, 8, 16)
 # A component that varies in fewer groups is rare, and may never be learned.
 RARE = 0.05
-LARGEST_GROUP = 64
 
 
 def varies(values: Sequence[float], size: int) -> float:
@@ -37,13 +36,6 @@ def varies(values: Sequence[float], size: int) -> float:
     same = sum(comb(count + unscored, size) for count in counts.values())
     same -= (len(counts) - 1) * comb(unscored, size)
     return 1 - same / comb(len(values), size)
-
-
-def expected_to_vary(values: Sequence[float], size: int) -> float:
-    """Return the same for `size` new responses with these frequencies: 1 - sum_v p_v^n."""
-    counts = Counter(value for value in values if not isnan(value))
-    total = counts.total()
-    return 1 - sum((count / total) ** size for count in counts.values()) if total else 0.0
 
 
 def capacity(
@@ -81,29 +73,19 @@ def capacity(
             for key, column in columns.items():
                 shares_by_size[n][key] = fmean(varies(values, n) for values in column)
     shares = shares_by_size.get(size, {})
-    rare = [key for key, share in shares.items() if share < RARE]
+    rare = []
+    for key, share in shares.items():
+        if share < RARE:
+            rare.append(
+                f"{key} varies in {share:.1%} of groups of {size}, {share * prompts_a_step:.2g} of "
+                f"{prompts_a_step} per step. It may never be learned; train on demonstrations "
+                "first, or sample more responses to each prompt (actor_rollout_ref.rollout.n)"
+            )
     return {
         "answers": least,
         "size": size,
         "varies": {str(n): shares for n, shares in shares_by_size.items()},
         "teaches": sum(shares.values()) if shares else None,
         "rewards": len(keys),
-        "rare": [_rare(key, shares[key], columns[key], size, prompts_a_step) for key in rare],
+        "rare": rare,
     }
-
-
-def _rare(
-    key: str, share: float, column: Sequence[Sequence[float]], size: int, prompts: int
-) -> str:
-    larger = 2 * size
-    while larger <= LARGEST_GROUP:
-        if fmean(expected_to_vary(values, larger) for values in column) >= RARE:
-            break
-        larger *= 2
-    remedy = "train on demonstrations first"
-    if larger <= LARGEST_GROUP:
-        remedy = f"train on demonstrations first, or set actor_rollout_ref.rollout.n={larger}"
-    return (
-        f"{key} varies in {share:.1%} of groups of {size}, {share * prompts:.2g} of {prompts} per "
-        f"step. It may never be learned; {remedy}"
-    )

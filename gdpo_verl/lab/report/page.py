@@ -22,9 +22,9 @@ from gdpo_verl.lab.report.summary import mixed_versions, summarise_run
 from gdpo_verl.lab.report.survey import browser_data, read_dumps
 from gdpo_verl.lab.report.tables import markdown, number_table, quantities, to_markdown
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
+from gdpo_verl.lab.rundir.dumps import NoDumpsError
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
-from gdpo_verl.lab.rundir.source import NoDumpsError
 from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import printable
 

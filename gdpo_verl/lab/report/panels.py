@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from gdpo_verl import names
 from gdpo_verl.lab.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.rundir.run import Run, logged_keys
 
 _MARKERS = "oDs^vP"
 _KL = {
@@ -45,7 +45,7 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Panels of distinct advantages by estimator, and of what else is logged of whole groups."""
-    logged = _logged(recipes)
+    logged = logged_keys(_runs(recipes))
     panels = [Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))]
     for title, metric in _OF_GROUPS:
         if metric.key in logged:
@@ -56,7 +56,7 @@ def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Length, entropy and KL."""
-    logged = _logged(recipes)
+    logged = logged_keys(_runs(recipes))
     # The one that the run is penalised by; without any, verl logs the updates' KL.
     kl = next((key for key in _KL if key in logged), "actor/ppo_kl")
     return [
@@ -90,7 +90,7 @@ def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure) -
         "share of\nadvantage": names.ADVANTAGE_SHARE,
         "influence": names.INFLUENCE,
     }
-    if names.TURN_SPREAD.of(component) in _logged(recipes):
+    if names.TURN_SPREAD.of(component) in logged_keys(_runs(recipes)):
         parts["spread\nover turns"] = names.TURN_SPREAD
     ratios = [2.4] + [1.0] * len(parts)
     reward, *rest = axes = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
@@ -147,7 +147,3 @@ def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = 
 
 def _runs(recipes: Sequence[Recipe]) -> list[Run]:
     return [run for recipe in recipes for run in recipe.runs]
-
-
-def _logged(recipes: Sequence[Recipe]) -> set[str]:
-    return {key for run in _runs(recipes) for data in run.metrics.values() for key in data}

@@ -11,7 +11,7 @@ from typing import Any
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
-from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.rundir.run import Run, logged_keys
 from gdpo_verl.lab.statistics import half_interval
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import (
@@ -27,7 +27,6 @@ from gdpo_verl.names import (
 )
 
 _FEW = 5
-_PHASES = 7
 # A run's value at its start, where it has one, and at its end.
 Ends = tuple[float | None, float]
 
@@ -84,7 +83,11 @@ def quantities(runs: Sequence[Run], components: Sequence[str]) -> list[Quantity]
         mean("distinct advantages in a group by GDPO", DISTINCT_GDPO.key, ".2f"),
         mean("distinct advantages in a group by GRPO", DISTINCT_GRPO.key, ".2f"),
     ]
-    found += _times(runs)
+    for key in logged_keys(runs):
+        phase = key.removeprefix("timing_s/")
+        # A second slash marks statistics of something within a phase.
+        if phase not in (key, "step") and "/" not in phase:
+            found.append(mean(f"seconds in {phase} (mean)", key, ".2f"))
     # The first step loads and compiles: a mean would tell of that.
     seconds = logged(
         "seconds a step (median)", "timing_s/step", ".1f", lambda values: (None, median(values))
@@ -100,13 +103,6 @@ def number_of_ends(steps: int) -> int:
 def means_of_ends(values: Sequence[float], few: int) -> tuple[float, float]:
     """The means over the first and over the last few values."""
     return fmean(values[:few]), fmean(values[-few:])
-
-
-def _times(runs: Sequence[Run]) -> Iterator[Quantity]:
-    times = {run.path: seconds_by_phase(run) for run in runs}
-    for phase in dict.fromkeys(phase for each in times.values() for phase in each):
-        seconds = {path: (None, each[phase]) for path, each in times.items() if phase in each}
-        yield Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f")
 
 
 def number_table(
@@ -129,7 +125,6 @@ def number_table(
     for label, text in (
         ("advantage estimator", _estimator),
         ("training steps", _steps),
-        ("validated at steps, first → last", _validated),
         ("time in steps and validation, without start-up", _total_time),
     ):
         rows.append((label, [_distinct(text, recipe) for recipe in recipes]))
@@ -177,30 +172,6 @@ def markdown(cell: str) -> str:
     # Brackets would make links and images, and so would addresses.
     escaped = re.sub(r"[\\|\[\]]|:(?=//)|(?<=www)\.", r"\\\g<0>", text)
     return escaped.replace("<", "&lt;")
-
-
-def seconds_by_phase(run: Run) -> dict[str, float]:
-    """Mean seconds a training step that a run spent in each phase, the longest first.
-
-    The smaller ones are summed up as "other", with what the step took beyond its phases.
-    """
-    sums: dict[str, float] = {}
-    for data in run.metrics.values():
-        for key, value in data.items():
-            name = key.removeprefix("timing_s/")
-            # A second slash marks statistics of something within a phase.
-            if name != key and "/" not in name:
-                sums[name] = sums.get(name, 0.0) + value
-    steps = len(run.values("timing_s/step"))
-    if not steps:
-        return {}
-    whole = sums.pop("step")
-    # verl validates and saves outside of what it calls the step.
-    inside = sum(value for name, value in sums.items() if name != "testing")
-    order = sorted(sums, key=lambda name: -sums[name])
-    phases = {name: sums[name] / steps for name in order[:_PHASES]}
-    rest = max(0.0, whole - inside) + sum(sums[name] for name in order[_PHASES:])
-    return phases | ({"other": rest / steps} if rest > 0 else {})
 
 
 def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
@@ -271,16 +242,6 @@ def _steps(run: Run) -> str:
     total = run.setting("trainer.total_training_steps")
     done = max(run.training_steps, default=0)
     return f"{done} of {total}" if is_number(total) else str(done)
-
-
-def _validated(run: Run) -> str:
-    steps: list[int] = []
-    for name in run.components:
-        for series in run.validation_series(name).values():
-            steps += [step for step, _ in series]
-    if not steps:
-        return NOTHING
-    return " → ".join(dict.fromkeys((str(min(steps)), str(max(steps)))))
 
 
 def _total_time(run: Run) -> str:

@@ -79,8 +79,7 @@ class Run:
     @cached_property
     def components(self) -> list[str]:
         """Reward components, in the order in which they were first logged."""
-        keys = dict.fromkeys(key for data in self.metrics.values() for key in data)
-        names = (MEAN.name_in(key) or UNSCORED.name_in(key) for key in keys)
+        names = (MEAN.name_in(key) or UNSCORED.name_in(key) for key in logged_keys([self]))
         return [name for name in dict.fromkeys(names) if name]
 
     @cached_property
@@ -118,6 +117,15 @@ class Run:
             for name, (_, value) in largest.items():
                 result.setdefault(name, []).append((step, value))
         return result
+
+
+def logged_keys(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the metrics of runs, in the order in which they were first logged."""
+    keys: dict[str, None] = {}
+    for run in runs:
+        for data in run.metrics.values():
+            keys |= dict.fromkeys(data)
+    return list(keys)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
