@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ class DumpSummary:
     """
 
     responses: int
-    complete: bool  # no row is incomplete
     groups: int  # those with a scored component
     dead: Mapping[Vector, int]  # groups in which nothing varies, by the rewards of their responses
     dead_prompt: str  # the end of the prompt of one of them
@@ -63,12 +61,6 @@ class DumpSummary:
     shown: tuple[dict[str, Any], ...]  # what the page's browser shows, see `_shown_group`
     shown_of: int  # the number of groups that `shown` is taken from
     notes: tuple[str, ...]  # what could not be read, as sentences
-
-
-def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
-    """Read a dump; one that has not changed since is not read again."""
-    status = path.stat()
-    return _read_step(path, status.st_mtime_ns, status.st_size, tuple(components))
 
 
 def prompt_digest(prompt: str) -> bytes:
@@ -174,9 +166,9 @@ def _numbers_of(responses: Sequence[Response]) -> list[str]:
     return [key for key, value in row.items() if reward_of(value) is not None and key not in others]
 
 
-@lru_cache(maxsize=4096)
-def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
-    # Time and size are there for the cache, which else would answer from before the last change.
+def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
+    """Read a dump, and keep of it what the report shows."""
+    size = path.stat().st_size
     responses, incomplete = responses_of(numbered_rows(path, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
@@ -208,7 +200,6 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
         shown.append(content)
     return DumpSummary(
         responses=len(responses),
-        complete=not incomplete,
         groups=len(counted),
         dead=Counter(_any_rewards(group) for group in dead),
         dead_prompt=short_prompt(dead[0].prompt) if dead else "",

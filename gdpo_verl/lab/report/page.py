@@ -6,8 +6,7 @@ import base64
 import hashlib
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,20 +23,19 @@ from gdpo_verl.lab.report.tables import markdown, number_table, quantities, to_m
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.lab.rundir.dumps import NoDumpsError
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import Run, find_runs, is_running, read_run
+from gdpo_verl.lab.rundir.run import Run, find_runs, read_run
 from gdpo_verl.lab.templates import templates
 from gdpo_verl.lab.text import printable
 
 _log = logging.getLogger(__name__)
 
 
-def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = None) -> Path:
+def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
     """Write index.html and summary.md about runs.
 
     Args:
       runs: run directories or files of metrics; the first ones get the first columns.
       out_dir: made when it does not exist; its files of these names are replaced.
-      refresh: seconds after which an open page loads itself anew; not at all by default.
 
     Returns:
       the path of index.html, which needs no other file and no network.
@@ -79,7 +77,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
         rows=rows,
         differences=differences,
         browser=browser_data(dumps),
-        refresh=refresh,
         many_steps=MANY_STEPS,
         thresholds=THRESHOLDS,
         script=Markup(script),
@@ -95,54 +92,6 @@ def write_report(runs: Sequence[Path], out_dir: Path, *, refresh: int | None = N
     write_text(out_dir / "summary.md", "\n".join(parts))
     write_text(out_dir / "index.html", page)
     return out_dir / "index.html"
-
-
-def follow_report(
-    runs: Sequence[Path],
-    out_dir: Path,
-    *,
-    every: float = 30.0,
-    say: Callable[[str], None] = lambda text: None,
-) -> Path | None:
-    """Write the report anew every `every` seconds until all runs have ended, then a last time.
-
-    While it follows, the open page loads itself anew. A run without metrics is waited for while
-    its training runs.
-
-    Args:
-      runs, out_dir: as for `write_report`.
-      every: seconds from the end of one report to the beginning of the next.
-      say: gets a line when there is something to say.
-
-    Returns:
-      the path of index.html.
-
-    Raises:
-      RunError: a run that has ended holds nothing to report, or there are no runs.
-      ValueError: `every` is not positive.
-    """
-    if every <= 0:
-        raise ValueError(
-            f"every: expected more than 0 seconds between two reports, found {every:g}"
-        )
-    shown = False
-    while True:
-        # Asked before reading, so that the last report holds what a run wrote last.
-        alive = any(map(is_running, find_runs(runs)))
-        refresh = max(1, round(every)) if alive else None  # 0 would be no refresh
-        try:
-            page = write_report(runs, out_dir, refresh=refresh)
-        except RunError as error:
-            if not alive:
-                raise
-            say(f"nothing to show yet: {error}")
-        else:
-            if not shown:
-                say(f"{page}: kept current every {every:g} s" if alive else str(page))
-            shown = True
-            if not alive:
-                return page
-        time.sleep(every)
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def _read_run(run: Run, limit: int) -> RunDumps:
     notes += found[:_MOST_NOTES]
     if len(found) > _MOST_NOTES:
         notes.append(f"{len(found) - _MOST_NOTES} more dumps could not be read in full.")
-    return RunDumps(run, training, held_out, (*notes, *_gaps(run, training)))
+    return RunDumps(run, training, held_out, tuple(notes))
 
 
 def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dict[int, DumpSummary]:
@@ -75,17 +75,3 @@ def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dic
             f"ones of {len(dumps)} were read, and what is said of groups is about these."
         )
     return {step: read_step(dumps[step], run.components) for step in steps}
-
-
-def _gaps(run: Run, training: Mapping[int, DumpSummary]) -> Iterator[str]:
-    if not run.components:
-        return
-    counted = {number: step for number, step in training.items() if step.complete}
-    groups = sum(step.shown_of for step in counted.values())
-    compared = sum(step.compared for step in counted.values())
-    if compared < groups:
-        first = next(n for n, step in counted.items() if step.compared < step.shown_of)
-        yield (
-            f"{groups - compared} of {groups} dumped groups lack components, gdpo_advantage or "
-            f"grpo_advantage (first at step {first}): perhaps dumped without gdpo-verl."
-        )

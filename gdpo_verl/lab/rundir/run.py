@@ -7,7 +7,6 @@ in their place; whatever is missing is named in `Run.notes`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +18,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.rundir.dumps import parse_json, step_files
 from gdpo_verl.lab.rundir.layout import (
     CONFIG,
-    DONE,
     LAUNCH,
-    LOCK,
     METRICS,
     ROLLOUTS,
     VALIDATION,
@@ -37,7 +33,6 @@ from gdpo_verl.lab.rundir.metrics import (
     Metrics,
     RunError,
     Series,
-    load_state,
     only_validation,
     read_metrics,
     tracker_files,
@@ -338,7 +333,6 @@ def _read_launch(run: Path, notes: list[str]) -> dict[str, Any]:
 
 def _gaps(run: Run) -> Iterator[str]:
     steps = run.training_steps
-    total = run.setting("trainer.total_training_steps")
     if not run.components:
         yield (
             f"No {MEAN.key} in the metrics: there is nothing to draw for each reward. "
@@ -348,8 +342,6 @@ def _gaps(run: Run) -> Iterator[str]:
         yield "No training step has been logged yet."
     elif steps[0] > 1:
         yield f"The metrics begin at step {steps[0]}; verl overwrites them on a resume."
-    if steps and is_number(total) and steps[-1] < total:
-        yield f"The run was at step {steps[-1]} of {total} when it was read."
     # A validation computes no derived components.
     derived = run.setting("algorithm.gdpo.derived") or {}
     judged = [component for component in run.components if component not in derived]
@@ -363,31 +355,6 @@ def _contents(path: Path) -> str:
     if METRICS in names:
         return f"no complete line in {METRICS}"
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "it empty"
-
-
-def is_running(run: Path) -> bool:
-    """Return whether a run is still in progress in its directory."""
-    # `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then.
-    if (run / DONE).exists():
-        return False
-    if (run / LOCK).exists():
-        with (run / LOCK).open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-    try:
-        found = read_run(run)
-        file = trainer_state(run)
-        if file:
-            state = load_state(file)
-            return bool(state["global_step"] < state["max_steps"])
-    except RunError:
-        return False
-    # Without these files a run is in progress until its last step, or always where none is known.
-    total = found.setting("trainer.total_training_steps")
-    return not isinstance(total, int) or max(found.training_steps, default=0) < total
 
 
 def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
