@@ -308,10 +308,6 @@ def asks(data_source, solution_str, ground_truth, extra_info=None):
 def of_a_source(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0, "hard": float(data_source in ("math", "code"))}
 
-def hangs(data_source, solution_str, ground_truth, extra_info=None):
-    import os
-    os._exit(3)
-
 def raises(data_source, solution_str, ground_truth, extra_info=None):
     raise KeyError("an answer without a number")
 """
@@ -424,10 +420,6 @@ REFUSED = {
     "a reward that asks for the source": (
         STOCK, ["--function", "{}/reward.py:of_a_source"],
         "{}/1.jsonl, line 1: {}/reward.py:of_a_source needs data_source, which was not dumped",
-    ),
-    "a reward that ends": (
-        STOCK, ["--function", "{}/reward.py:hangs"],
-        "{}/1.jsonl, line 1: {}/reward.py:hangs ended its process",
     ),
     "a reward that raises": (
         STOCK, ["--function", "{}/reward.py:raises"],

@@ -104,10 +104,7 @@ def replay(
     result = Replay([str(path) for path in where])
     result.asked.named_outcome = outcome
     with contextlib.ExitStack() as stack:
-        scorer = None
-        if function:
-            scorer = StoredAnswerScorer(function)
-            stack.callback(scorer.close)
+        scorer = StoredAnswerScorer(function) if function else None
         counter = token_counter(tokenizer) if tokenizer else None
         out = None
         if rows_file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -15,19 +15,21 @@ from gdpo_verl.lab.report.recipes import Recipe
 from gdpo_verl.lab.rundir.run import Run, logged_keys
 
 _MARKERS = "oDs^vP"
-_KL = {
-    "actor/kl_loss": "KL to the reference policy",
-    "actor/reward_kl_penalty": "KL to the reference policy, in the reward",
-    "actor/ppo_kl": "KL over the updates of a step",
+# Titles and metrics, drawn where they are logged.
+_OF_GROUPS = {
+    "Responses with conflicting rewards": names.SIGN_CONFLICTS.key,
+    "Shift of 0 by whitening": names.WHITEN_SHIFT.key,
+    "Variance of the decoupled sum in a group": names.NOISE_FLOOR.key,
+    "Phantom groups": names.PHANTOM_GROUPS.key,
 }
-
-# Title and metric.
-_OF_GROUPS = (
-    ("Responses with conflicting rewards", names.SIGN_CONFLICTS),
-    ("Shift of 0 by whitening", names.WHITEN_SHIFT),
-    ("Variance of the decoupled sum in a group", names.NOISE_FLOOR),
-    ("Phantom groups", names.PHANTOM_GROUPS),
-)
+_OF_TRAINING = {
+    "Response length, tokens": "response_length/mean",
+    "Entropy of the policy": "actor/entropy",
+    "KL to the reference policy": "actor/kl_loss",
+    "KL to the reference policy, in the reward": "actor/reward_kl_penalty",
+    "KL over the updates of a step": "actor/ppo_kl",
+}
+_SHARES = (names.SIGN_CONFLICTS.key, names.PHANTOM_GROUPS.key)
 
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
@@ -45,36 +47,28 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Panels of distinct advantages by estimator, and of what else is logged of whole groups."""
-    logged = logged_keys(_runs(recipes))
-    panels = [Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))]
-    for title, metric in _OF_GROUPS:
-        if metric.key in logged:
-            percent = metric.unit == "share"
-            panels.append(_metric_panel(recipes, title, metric.key, percent=percent))
-    return panels
+    distinct = Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))
+    return [distinct, *_metric_panels(recipes, _OF_GROUPS)]
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Length, entropy and KL."""
+    """Panels of length, entropy and KL."""
+    return _metric_panels(recipes, _OF_TRAINING)
+
+
+def _metric_panels(recipes: Sequence[Recipe], metrics: Mapping[str, str]) -> list[Panel]:
     logged = logged_keys(_runs(recipes))
-    # The one that the run is penalised by; without any, verl logs the updates' KL.
-    kl = next((key for key in _KL if key in logged), "actor/ppo_kl")
-    return [
-        _metric_panel(recipes, "Response length, tokens", "response_length/mean"),
-        _metric_panel(recipes, "Entropy of the policy", "actor/entropy"),
-        _metric_panel(recipes, _KL[kl], kl, label=kl),
-    ]
+    panels = []
+    for title, key in metrics.items():
+        if key in logged:
+            panels.append(Panel(title, partial(_draw_metric, recipes, key)))
+    return panels
 
 
-def _metric_panel(
-    recipes: Sequence[Recipe], title: str, key: str, *, percent: bool = False, label: str = ""
-) -> Panel:
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        _draw(axes, recipes, key)
-        _finish(axes, label, percent=percent)
-
-    return Panel(title, draw)
+def _draw_metric(recipes: Sequence[Recipe], key: str, figure: Figure) -> None:
+    axes = figure.subplots()
+    _draw(axes, recipes, key)
+    _finish(axes, percent=key in _SHARES)
 
 
 def _draw_distinct(recipes: Sequence[Recipe], figure: Figure) -> None:

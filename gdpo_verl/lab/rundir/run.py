@@ -142,9 +142,7 @@ def _runs_at(path: Path) -> list[Path]:
     # Event files of a run may lie in a folder of their own, those of several in one each.
     logged = [child for child in children if child not in inside and any(child.glob(EVENTS))]
     inside += logged if inside or len(logged) > 1 else []
-    # RUN/<name>.jsonl, with its dumps next to it.
-    alone = len(files) == 1 and not inside and not files[0].with_suffix("").is_dir()
-    own = [path] if alone or _is_trls(path) else files
+    own = [path] if _is_trls(path) else files
     return sorted([*own, *inside]) or [path]
 
 
@@ -180,6 +178,9 @@ def read_run(path: Path) -> Run:
             "for the first step."
         )
     missing: list[str] = []
+    launch: dict[str, Any] = {}
+    with contextlib.suppress(RunError):
+        launch = read_launch(path)
     run = Run(
         path=path,
         name=path.resolve().name,
@@ -187,7 +188,7 @@ def read_run(path: Path) -> Run:
         rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", missing),
         validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", missing),
         config=_read_config(path, missing),
-        launch=_read_launch(path, missing),
+        launch=launch,
         notes=(),
     )
     if not from_trl:
@@ -322,13 +323,6 @@ def _read_config(run: Path, notes: list[str]) -> DictConfig:
             return config
     notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     return OmegaConf.create({})
-
-
-def _read_launch(run: Path, notes: list[str]) -> dict[str, Any]:
-    with contextlib.suppress(RunError):
-        return read_launch(run)
-    notes.append(f"{LAUNCH} could not be read; recipe and version are not known.")
-    return {}
 
 
 def _gaps(run: Run) -> Iterator[str]:

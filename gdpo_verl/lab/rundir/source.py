@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,6 @@ from gdpo_verl.lab.rundir.responses import Batch, Response, responses_of
 from gdpo_verl.lab.rundir.run import node_of, read_run
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.reward_dicts import unnested
 
 TokenCounter: TypeAlias = Callable[[str], int]
 # Rows that show the columns of a file where the components are named.
@@ -42,7 +41,7 @@ class Scorer(Protocol):
 
     components: tuple[Component, ...]
 
-    def __call__(self, row: Row, where: str) -> Mapping[str, Any]:
+    def __call__(self, row: Row, where: str) -> dict[str, Any]:
         """Return what the reward function returns; ValueError names `where`."""
 
 
@@ -272,7 +271,7 @@ class Source:
         place = (response.file, response.line)
         if place not in self._scored:
             self._text_of(response.row, response.place)
-            self._scored[place] = dict(unnested(self.scorer(response.row, response.place)))
+            self._scored[place] = self.scorer(response.row, response.place)
         return self._scored[place]
 
     def _text_of(self, row: Row, place: str) -> str:
