@@ -208,9 +208,9 @@ def test_what_holds_no_run_is_refused(tmp_path):
     assert "found another file" in refusal()
     path.unlink()
     path.mkdir()
-    assert "found it empty" in refusal()
+    assert "found the files []" in refusal()
     (path / "metrics.jsonl").write_text('{"step"')
-    assert "found no complete line in metrics.jsonl" in refusal()
+    assert "found the files ['metrics.jsonl']" in refusal()
 
 
 def test_a_directory_without_a_run_among_others_is_named(runs, tmp_path, caplog):
@@ -354,7 +354,7 @@ def test_runs_of_mixed_versions_are_named(tmp_path):
         (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
     write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
     text = page_of(tmp_path, *runs).text
-    assert "different versions of gdpo-verl: gdpo: 0.1.0, grpo: 0.2.0." in text
+    assert "version of gdpo-verl 0.1.0 0.2.0" in text
     (runs[0] / "launch.json").write_text("{")
     assert read_run(runs[0]).launch == {}
 

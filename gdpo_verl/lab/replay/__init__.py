@@ -7,7 +7,6 @@ trained, so it does not show what a policy would do afterwards. It does not need
 from __future__ import annotations
 
 import contextlib
-import heapq
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -144,14 +143,14 @@ def _replay_source(
         check_component("--outcome", result.asked.named_outcome, asked.objective.keys)
     source.notes += _about(source)
     recorded = recorded_setting(source, asked.objective)
+    for figures, setting in ((result.recorded, recorded), (result.asked, asked)):
+        if figures.settings and figures.keys != setting.objective.keys:
+            raise ValueError(
+                f"{source.path}: expected the components {list(figures.keys)} of "
+                f"{result.where[0]}, found {list(setting.objective.keys)}"
+            )
     steps = set()
     for batch in source.batches():
-        for figures, setting in ((result.recorded, recorded), (result.asked, asked)):
-            if figures.settings and figures.keys != setting.objective.keys:
-                raise ValueError(
-                    f"{source.path}: expected the components {list(figures.keys)} of "
-                    f"{result.where[0]}, found {list(setting.objective.keys)}"
-                )
         steps.add(batch.step)
         _compare(result, source, batch, recorded, asked, out)
     if not steps:
@@ -169,13 +168,6 @@ def _about(source: Source) -> Iterator[str]:
         yield f"{path}: trained with {trained_with}; GRPO's advantages count as recorded"
     if source.columns.is_ours and source.algorithm is None:
         yield f"{path}: no config.yaml; GDPO's defaults count as the recorded settings"
-    settings_name_them = source.columns.is_trls and source.algorithm
-    if not (source.named or source.scorer or source.logged or settings_name_them):
-        names = ", ".join(each.name for each in source.components)
-        yield (
-            f"{path}: every column of numbers counts as a component ({names}); name the "
-            "components with --components"
-        )
 
 
 def _compare(
@@ -211,7 +203,8 @@ def _compare(
         response = batch.responses[row]
         texts = {"prompt": response.prompt, "output": str(response.text or "")}
         changed.append(_entry(source, batch, row, before, after) | texts)
-    result.changed_most = heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
+    changed.sort(key=_change_of, reverse=True)
+    result.changed_most = changed[:CHANGED_MOST]
     if out:
         for row, known in enumerate(is_stored.tolist()):
             line = _entry(source, batch, row, before, after)

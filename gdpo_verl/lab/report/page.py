@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gdpo_verl.lab.report.drawn import run_of_dumps
 from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window
 from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
 from gdpo_verl.lab.report.recipes import config_differences, group_by_recipe
-from gdpo_verl.lab.report.summary import mixed_versions, summarise_run
+from gdpo_verl.lab.report.summary import summarise_run
 from gdpo_verl.lab.report.survey import browser_data, read_dumps
 from gdpo_verl.lab.report.tables import markdown, number_table, quantities, to_markdown
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
@@ -58,7 +57,7 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
     columns, rows = number_table(recipes, quantities(found, components))
     summaries = [summarise_run(each) for each in dumps]
     differences = config_differences(found)
-    notes = [*missing, *mixed_versions(found)]
+    notes = list(missing)
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
     pages = templates("gdpo_verl.lab.report")
     script = pages.get_template("browser.js.j2").render()
@@ -67,7 +66,6 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
         names=names,
         recipes=recipes,
         colors=recipe_colors(recipes),
-        facts=list(_facts(found)),
         summaries=summaries,
         notes=notes,
         panels=panels,
@@ -121,20 +119,3 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
             name = f"{run.path.resolve().parent.name}/{run.name}"
             found[place] = replace(run, name=name)
     return found, left_out
-
-
-def _facts(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    """Facts about the runs, as far as they know them; values that differ are all named."""
-    sources = [s for run in runs for name in run.components for s in run.validation_series(name)]
-    yield "held-out data", ", ".join(dict.fromkeys(sources))
-    for label, key in (
-        ("policy", "actor_rollout_ref.model.path"),
-        ("prompts a step", "data.train_batch_size"),
-        ("rollouts a prompt", "actor_rollout_ref.rollout.n"),
-        ("learning rate", "actor_rollout_ref.actor.optim.lr"),
-        ("device", "trainer.device"),
-    ):
-        values = (run.setting(key) for run in runs)
-        # A path says where this machine keeps a model; its last part says which one it is.
-        shown = (os.path.basename(str(v)) for v in values if v is not None)
-        yield label, ", ".join(dict.fromkeys(shown))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
@@ -47,14 +47,6 @@ def summarise_run(dumps: RunDumps) -> Summary:
     sentences += _collapse(dumps)
     alerts = find_alerts(run.metrics, run.components)
     return Summary(run.name, tuple(sentences), tuple(alerts))
-
-
-def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
-    """Warn of what must be known before the runs are compared."""
-    versions = {run.name: str(run.launch["version"]) for run in runs if "version" in run.launch}
-    if len(set(versions.values())) > 1:
-        named = ", ".join(f"{name}: {version}" for name, version in versions.items())
-        yield f"The runs were made by different versions of gdpo-verl: {named}."
 
 
 def _learning(run: Run, name: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -27,6 +28,14 @@ from gdpo_verl.names import (
 )
 
 _FEW = 5
+# Labels and keys of the settings that the table shows.
+_SETTINGS = {
+    "policy": "actor_rollout_ref.model.path",
+    "prompts per step": "data.train_batch_size",
+    "responses per prompt": "actor_rollout_ref.rollout.n",
+    "learning rate": "actor_rollout_ref.actor.optim.lr",
+    "device": "trainer.device",
+}
 # A run's value at its start, where it has one, and at its end.
 Ends = tuple[float | None, float]
 
@@ -122,12 +131,9 @@ def number_table(
     rows: list[tuple[str, list[str]]] = []
     if any(len(recipe.runs) > 1 for recipe in recipes):
         rows.append(("runs", [str(len(recipe.runs)) for recipe in recipes]))
-    for label, text in (
-        ("advantage estimator", _estimator),
-        ("training steps", _steps),
-        ("time in steps and validation, without start-up", _total_time),
-    ):
-        rows.append((label, [_distinct(text, recipe) for recipe in recipes]))
+    for label, text in _texts():
+        texts = [dict.fromkeys(text(run) for run in recipe.runs) for recipe in recipes]
+        rows.append((label, [", ".join(distinct) for distinct in texts]))
     for each in found:
         rows.append((each.label, [_cell(each, recipe.runs) for recipe in recipes]))
     pairs = _pairs(recipes)
@@ -140,13 +146,20 @@ def number_table(
     return names, [(label, tuple(cells)) for label, cells in rows if set(cells) != {NOTHING}]
 
 
-def _distinct(text: Callable[[Run], str], recipe: Recipe) -> str:
-    """The texts of the runs of a recipe, equal ones once."""
-    return ", ".join(dict.fromkeys(map(text, recipe.runs)))
+def _texts() -> Iterator[tuple[str, Callable[[Run], str]]]:
+    """The rows that hold texts: a label, and the text of a run."""
+    yield "advantage estimator", lambda run: run.estimator
+    for label, key in _SETTINGS.items():
+        yield label, partial(_setting, key)
+    yield "version of gdpo-verl", lambda run: str(run.launch.get("version", NOTHING))
+    yield "training steps", _steps
+    yield "time in steps and validation, without start-up", _total_time
 
 
-def _estimator(run: Run) -> str:
-    return run.estimator
+def _setting(key: str, run: Run) -> str:
+    value = run.setting(key)
+    # A path says where this machine keeps a model; its last part says which one it is.
+    return NOTHING if value is None else PurePath(str(value)).name
 
 
 def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:

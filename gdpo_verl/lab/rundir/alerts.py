@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
-from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, WHITEN_GAIN, Metric
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, Metric
 
 # On average over MANY_STEPS logged steps: the share of groups in which the component does not
 # vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
@@ -17,22 +17,18 @@ SATURATED = 0.95
 STUCK = 0.05
 # The share of groups in which the outcome is the same for all and another reward is trained.
 PHANTOM_SHARE = 0.3
-# The whitening's gain at a step over the median of the MANY_STEPS steps before.
-GAIN_JUMP = 2.0
 THRESHOLDS = (
     f"constant in at least {CONSTANT_SHARE:.0%} of the groups; saturated from {SATURATED:.0%} "
     f"and stuck up to {STUCK:.0%} of the declared range; phantom if the outcome is constant, and "
-    f"another reward varies, in at least {PHANTOM_SHARE:.0%} of the groups; jumped if whitening "
-    f"magnifies {GAIN_JUMP:g} times as much as before"
+    f"another reward varies, in at least {PHANTOM_SHARE:.0%} of the groups"
 )
 
-Kind = Literal["constant", "saturated", "stuck", "phantom", "jumped"]
+Kind = Literal["constant", "saturated", "stuck", "phantom"]
 _WORDS: dict[Kind, str] = {
     "constant": "is constant in {:.0%} of the groups",
     "saturated": "is saturated: it has reached {:.0%} of its range",
     "stuck": "is stuck: it has reached {:.0%} of its range",
     "phantom": "is constant in {:.0%} of the groups, in which other rewards are trained",
-    "jumped": "magnifies advantages {:.1f} times as much as in the steps before",
 }
 _ADVICE: dict[Kind, str] = {
     "constant": "It teaches nothing in a group in which it is constant. Sample more responses for "
@@ -44,9 +40,6 @@ _ADVICE: dict[Kind, str] = {
     "phantom": "In these groups the other rewards teach something that does not help to solve the "
     "task: a policy that always fails learns to fail briefly. Put a condition on the other "
     "rewards, set algorithm.gdpo.gate={on: <the outcome>}, or use prompts of another difficulty.",
-    "jumped": "In most groups nothing varies any more, and whitening scales the noise of the "
-    "others up. Use prompts of another difficulty, end the run, or set "
-    "algorithm.gdpo.whiten=none.",
 }
 
 
@@ -54,7 +47,7 @@ _ADVICE: dict[Kind, str] = {
 class Alert:
     """A component that taught little, from one step to another."""
 
-    component: str  # "the outcome" for "phantom", "whitening" for "jumped"
+    component: str  # "the outcome" for "phantom"
     kind: Kind
     first: int  # of the logged steps, the MANY_STEPS that raised it included
     last: int
@@ -82,11 +75,10 @@ def find_alerts(
 
       `CONSTANT_GROUPS` is at least `CONSTANT_SHARE` (constant),
       `SATURATION` is at least `SATURATED` or at most `STUCK`,
-      `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom);
+      `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom).
 
-    and a step whose `WHITEN_GAIN` is at least `GAIN_JUMP` times the median of as many before it
-    (jumped). Overlapping windows, and steps that follow each other, are one alert. `metrics` are
-    by step, in its order; the alerts by component, kind and step.
+    Overlapping windows are one alert. `metrics` are by step, in its order; the alerts by component,
+    kind and step.
     """
     rules: tuple[tuple[Kind, Metric, float, float], ...] = (
         ("constant", CONSTANT_GROUPS, CONSTANT_SHARE, float("inf")),
@@ -100,8 +92,6 @@ def find_alerts(
                 alerts.append(Alert(name, kind, *stretch))
     for stretch in _stretches(metrics, PHANTOM_GROUPS.key, "", PHANTOM_SHARE, float("inf")):
         alerts.append(Alert("the outcome", "phantom", *stretch))
-    for jump in _jumps(metrics, WHITEN_GAIN.key):
-        alerts.append(Alert("whitening", "jumped", *jump))
     return alerts
 
 
@@ -125,20 +115,3 @@ def _stretches(
         value = fmean(values[start:end])
         mean = fmean(means) if means else None
         yield inside[0], inside[-1], value, mean, end == len(values)
-
-
-def _jumps(
-    metrics: Mapping[int, Mapping[str, float]], key: str
-) -> Iterator[tuple[int, int, float, None, bool]]:
-    steps = [step for step, data in metrics.items() if key in data]
-    values = [metrics[step][key] for step in steps]
-    place = MANY_STEPS
-    while place < len(values):
-        before = median(values[place - MANY_STEPS : place])
-        end = place
-        while before > 0 and end < len(values) and values[end] >= GAIN_JUMP * before:
-            end += 1
-        if end > place:
-            factor = fmean(values[place:end]) / before
-            yield steps[place], steps[end - 1], factor, None, end == len(values)
-        place = end + 1

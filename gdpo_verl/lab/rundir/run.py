@@ -171,9 +171,10 @@ def read_run(path: Path) -> Run:
     metrics, from_trl = read_metrics(path, notes)
     path = path if path.is_dir() else path.with_suffix("")
     if not metrics:
+        files = sorted(entry.name for entry in path.iterdir())[:5]
         raise RunError(
-            f"{path}: expected {METRICS} with at least one line of verl's `file` tracker, found "
-            f"{_contents(path)}. Train with trainer.logger=[console,file] and "
+            f"{path}: expected {METRICS} with at least one complete line of verl's `file` tracker, "
+            f"found the files {files}. Train with trainer.logger=[console,file] and "
             f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait "
             "for the first step."
         )
@@ -194,8 +195,7 @@ def read_run(path: Path) -> Run:
     if not from_trl:
         return replace(run, notes=(*notes, *missing, *_gaps(run)))
     completions = dict(step_files(path / "completions"))
-    what = "" if completions else "no completions, "
-    notes.append(f"Of TRL's run, {from_trl} is read: {what}no settings.")
+    notes.append(f"Of TRL's run, {from_trl} is read, and no settings.")
     run = replace(run, rollouts=completions)
     if not run.components:
         notes.append(f"No {MEAN.of('<name>')} in it: there is nothing to draw for each reward.")
@@ -342,13 +342,6 @@ def _gaps(run: Run) -> Iterator[str]:
     missing = [component for component in judged if not run.validation_series(component)]
     if missing:
         yield f"No held-out {', '.join(missing)} in the metrics: set trainer.test_freq."
-
-
-def _contents(path: Path) -> str:
-    names = sorted(entry.name for entry in path.iterdir())
-    if METRICS in names:
-        return f"no complete line in {METRICS}"
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "it empty"
 
 
 def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:

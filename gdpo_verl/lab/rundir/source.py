@@ -6,7 +6,6 @@ Dumps are read a step at a time; a file that may hold several steps is read at o
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,9 +95,10 @@ class Source:
         """The token counts of the responses are known."""
         return self.counter is not None or TOKENS in self.columns.names
 
-    def _note(self, *sentences: str) -> None:
-        """Add sentences, each once, however often the files are read."""
-        self.notes += [sentence for sentence in sentences if sentence not in self.notes]
+    def _note(self, sentence: str) -> None:
+        """Add a sentence once, however often the files are read."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
 
     def _all_rows(self) -> Iterator[tuple[Path, int, Row | None]]:
         for path in self.files.values():
@@ -210,7 +210,7 @@ class Source:
             for rewards in returned:
                 rewards.update(dict.fromkeys(absent))
         for batch in batches.values():
-            self._note(*self._odd_groups(batch))
+            self._note_equal_prompts(batch)
         return [batches[place] for place in sorted(batches)]
 
     def _responses(self, number: int | None, path: Path) -> list[Response]:
@@ -226,8 +226,6 @@ class Source:
                 f"{path}, line {incomplete[0]}: the row is incomplete. Step {number} is left out"
             )
             return []
-        if not responses:
-            self._note(f"{path}, line 1: no rows. Step {number} is left out")
         for response in responses:
             self._check_step(response, number)
             self._read_texts(response)
@@ -284,20 +282,11 @@ class Source:
             )
         return text
 
-    def _odd_groups(self, batch: Batch) -> Iterator[str]:
-        """Name groups of an unusual size: the same prompt may have been drawn twice."""
-        sizes = Counter(batch.groups)
-        common = Counter(sizes.values()).most_common(1)[0][0]
-        odd = [group for group, size in sizes.items() if size != common]
-        if odd:
-            yield (
-                f"{batch.places[batch.groups.index(odd[0])]}: its group has {sizes[odd[0]]} "
-                f"responses, but most groups of step {batch.step} have {common} ({len(odd)} of "
-                f"{len(sizes)} groups differ)"
-            )
+    def _note_equal_prompts(self, batch: Batch) -> None:
+        """Say that TRL's groups may have been joined because their prompts are equal."""
         has_ids = bool(self.group) or "uid" in self.columns.names
-        if self.columns.is_trls and not has_ids and len(sizes) == 1:
-            yield (
+        if self.columns.is_trls and not has_ids and len(set(batch.groups)) == 1:
+            self._note(
                 f"{batch.places[0]}: all responses of step {batch.step} have one prompt and count "
                 "as one group. If several groups have this prompt, name a column that holds their "
                 "numbers with --group"
