@@ -655,29 +655,19 @@ def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
     assert "several responses, found 12." in few["printed"]
 
 
-def test_capacity_is_exact_and_says_what_may_never_start():
+def test_capacity_is_exact():
     right = [1.0] * 4 + [0.0] * 12
     rare = [1.0] + [0.0] * 15
     rows = [list(pair) for pair in zip(right, rare, strict=True)]
     rows += [[1.0, 0.0]] * 16
-    found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8, prompts_a_step=128)
+    found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8)
     # Of 16 answers one is 1: a group of n has it with n/16; the other prompt never varies.
     shares = [found["varies"][n]["rare"] for n in ("4", "8", "16")]
     assert shares == pytest.approx([4 / 32, 8 / 32, 16 / 32])
     expected = (1 - (math.comb(12, 8)) / math.comb(16, 8)) / 2
     assert found["varies"]["8"]["right"] == pytest.approx(expected)
     assert found["teaches"] == pytest.approx(expected + 8 / 32)
-    assert found["rare"] == []
-    # One of 64 prompts has one such answer: 1 - 1/2 of its groups, or 1/128 of all.
-    column = [[1.0]] + [[0.0]] * (64 * 16 - 1)
-    groups = [number // 16 for number in range(64 * 16)]
-    (said,) = capacity(column, groups, ["format"], size=8, prompts_a_step=128)["rare"]
-    assert said == (
-        "format varies in 0.8% of groups of 8, 1 of 128 per step. It may never be "
-        "learned; train on demonstrations first, or sample more responses to each prompt "
-        "(actor_rollout_ref.rollout.n)"
-    )
-    none = capacity([[1.0]] * 4, [0, 0, 1, 1], ["right"], size=8, prompts_a_step=2)
+    none = capacity([[1.0]] * 4, [0, 0, 1, 1], ["right"], size=8)
     assert (none["varies"], none["teaches"]) == ({}, None)
 
 

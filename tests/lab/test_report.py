@@ -68,8 +68,6 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
-        # 3 steps of 2 s and one validation of 4 s.
-        "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
         "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):

@@ -22,13 +22,13 @@ from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.lab.replay.advice import Verdict, advise
 from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.forecast import Forecast
-from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
     Overrides,
     asked_setting,
     parse_overrides,
 )
 from gdpo_verl.lab.rundir.responses import Batch, places_by_group
+from gdpo_verl.lab.rundir.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting, grpo_of_score, recorded_setting
 from gdpo_verl.lab.rundir.source import Source
 
@@ -166,8 +166,6 @@ def _about(source: Source) -> Iterator[str]:
     trained_with = (source.algorithm or {}).get("adv_estimator", ESTIMATORS[0])
     if trained_with not in ESTIMATORS:
         yield f"{path}: trained with {trained_with}; GRPO's advantages count as recorded"
-    if source.columns.is_ours and source.algorithm is None:
-        yield f"{path}: no config.yaml; GDPO's defaults count as the recorded settings"
 
 
 def _compare(

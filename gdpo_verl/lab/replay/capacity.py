@@ -19,8 +19,6 @@ from typing import Any
 from gdpo_verl.lab.rundir.responses import places_by_group
 
 SIZES = (4, 8, 16)
-# A component that varies in fewer groups is rare, and may never be learned.
-RARE = 0.05
 
 
 def varies(values: Sequence[float], size: int) -> float:
@@ -44,7 +42,6 @@ def capacity(
     keys: Sequence[str],
     *,
     size: int,
-    prompts_a_step: int,
 ) -> dict[str, Any]:
     """Return the share of groups in which each component varies, by group size.
 
@@ -52,12 +49,11 @@ def capacity(
       rewards: K components of each response after conditions; NaN where not scored.
       groups: the prompt of each response.
       size: the size of the run's groups.
-      prompts_a_step: the number of groups in a training step.
 
     Returns:
       `answers` (N of the prompt with the fewest responses), `size`, `varies` (by size and
-      component; only for sizes up to N), `teaches` (the sum over the components at `size`, of
-      `rewards`), and `rare`, sentences.
+      component; only for sizes up to N), and `teaches` (the sum over the components at `size`, of
+      `rewards`).
     """
     places_of_groups = places_by_group(groups)
     least = min(map(len, places_of_groups), default=0)
@@ -73,19 +69,10 @@ def capacity(
             for key, column in columns.items():
                 shares_by_size[n][key] = fmean(varies(values, n) for values in column)
     shares = shares_by_size.get(size, {})
-    rare = []
-    for key, share in shares.items():
-        if share < RARE:
-            rare.append(
-                f"{key} varies in {share:.1%} of groups of {size}, {share * prompts_a_step:.2g} of "
-                f"{prompts_a_step} per step. It may never be learned; train on demonstrations "
-                "first, or sample more responses to each prompt (actor_rollout_ref.rollout.n)"
-            )
     return {
         "answers": least,
         "size": size,
         "varies": {str(n): shares for n, shares in shares_by_size.items()},
         "teaches": sum(shares.values()) if shares else None,
         "rewards": len(keys),
-        "rare": rare,
     }

@@ -34,7 +34,7 @@ def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
     colors: list[str] = []
     others = cycle(OTHERS)
     for recipe in recipes:
-        named = _NAMED.get(recipe.estimator.lower())
+        named = _NAMED.get(recipe.runs[0].estimator.lower())
         colors.append(named if named and named not in colors else next(others))
     return colors
 

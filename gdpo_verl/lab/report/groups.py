@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gdpo_verl.config.components import MINI_BATCH, TOKENS
+from gdpo_verl.config.components import ADVANTAGE
 from gdpo_verl.distinct import levels
+from gdpo_verl.lab.rundir.columns import may_be_reward
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
@@ -22,7 +23,7 @@ from gdpo_verl.lab.rundir.dumps import (
     reward_of,
     short_prompt,
     shorten,
-    variant_of,
+    variant_column,
 )
 from gdpo_verl.lab.rundir.responses import (
     GroupTable,
@@ -37,8 +38,6 @@ from gdpo_verl.lab.rundir.responses import (
 STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
-# Numbers of a row that no reward returned.
-_NO_SCORES = ("step", TOKENS, MINI_BATCH)
 
 Vector = tuple[float | None, ...]
 
@@ -161,9 +160,8 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
 def _numbers_of(responses: Sequence[Response]) -> list[str]:
     """Return the columns of numbers of a dump without components, such as the score."""
     row = responses[0].row if responses else {}
-    _, variant = variant_of(row)
-    others = (*_NO_SCORES, *ADVANTAGES, variant)
-    return [key for key, value in row.items() if reward_of(value) is not None and key not in others]
+    numbers = [name for name, value in row.items() if reward_of(value) is not None]
+    return [name for name in numbers if name in ("score", "reward") or may_be_reward(name)]
 
 
 def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
@@ -230,7 +228,7 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     many, evenly spaced ones are kept.
     """
     members = group.members
-    variant, column = variant_of(members[0].row)
+    column = variant_column(members[0].row)
     # Of many rewards a prompt may have two: the others are named once.
     scored = [k for k, is_scored in enumerate(group.scored) if is_scored]
     constant = [k for k in scored if group.constant[k] and len(members) > 1]
@@ -257,7 +255,7 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
         "expected": shorten(members[0].row.get("gts"), TEXT_CHARACTERS),
         "keys": names,
         "unscored": [name for name in components if name not in names],
-        "variant": variant,
+        "variant": column.removesuffix(ADVANTAGE),
         "constant": [group.keys[k] for k in constant],
         "size": len(members),
         "rows": rows,

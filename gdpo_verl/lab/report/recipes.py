@@ -31,10 +31,6 @@ class Recipe:
     name: str  # the recipe's, or the only run's
     runs: tuple[Run, ...]  # in the order in which they were given
 
-    @property
-    def estimator(self) -> str:
-        return self.runs[0].estimator
-
 
 def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
     """Runs by recipe, in the order of their first run.

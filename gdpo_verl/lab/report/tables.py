@@ -14,7 +14,6 @@ from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
 from gdpo_verl.lab.rundir.run import Run, logged_keys
 from gdpo_verl.lab.statistics import half_interval
-from gdpo_verl.lab.text import duration
 from gdpo_verl.names import (
     ADVANTAGE_SHARE,
     CONSTANT_GROUPS,
@@ -153,7 +152,6 @@ def _texts() -> Iterator[tuple[str, Callable[[Run], str]]]:
         yield label, partial(_setting, key)
     yield "version of gdpo-verl", lambda run: str(run.launch.get("version", NOTHING))
     yield "training steps", _steps
-    yield "time in steps and validation, without start-up", _total_time
 
 
 def _setting(key: str, run: Run) -> str:
@@ -255,8 +253,3 @@ def _steps(run: Run) -> str:
     total = run.setting("trainer.total_training_steps")
     done = max(run.training_steps, default=0)
     return f"{done} of {total}" if is_number(total) else str(done)
-
-
-def _total_time(run: Run) -> str:
-    seconds = [*run.values("timing_s/step"), *run.values("timing_s/testing")]
-    return duration(sum(seconds)) if seconds else NOTHING

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, Metric
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION
 
 # On average over MANY_STEPS logged steps: the share of groups in which the component does not
 # vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
@@ -80,38 +80,46 @@ def find_alerts(
     Overlapping windows are one alert. `metrics` are by step, in its order; the alerts by component,
     kind and step.
     """
-    rules: tuple[tuple[Kind, Metric, float, float], ...] = (
-        ("constant", CONSTANT_GROUPS, CONSTANT_SHARE, float("inf")),
-        ("saturated", SATURATION, SATURATED, float("inf")),
-        ("stuck", SATURATION, float("-inf"), STUCK),
-    )
-    alerts = []
+    most = float("inf")
+    rules: list[tuple[str, Kind, str, float, float]] = []
     for name in components:
-        for kind, metric, low, high in rules:
-            for stretch in _stretches(metrics, metric.of(name), MEAN.of(name), low, high):
-                alerts.append(Alert(name, kind, *stretch))
-    for stretch in _stretches(metrics, PHANTOM_GROUPS.key, "", PHANTOM_SHARE, float("inf")):
-        alerts.append(Alert("the outcome", "phantom", *stretch))
+        saturation = SATURATION.of(name)
+        rules.append((name, "constant", CONSTANT_GROUPS.of(name), CONSTANT_SHARE, most))
+        rules.append((name, "saturated", saturation, SATURATED, most))
+        rules.append((name, "stuck", saturation, -most, STUCK))
+    rules.append(("the outcome", "phantom", PHANTOM_GROUPS.key, PHANTOM_SHARE, most))
+    alerts = []
+    for component, kind, key, low, high in rules:
+        steps = [step for step, data in metrics.items() if key in data]
+        values = [metrics[step][key] for step in steps]
+        for start, end in _stretches(values, low, high):
+            logged = [metrics[step].get(MEAN.of(component)) for step in steps[start:end]]
+            means = [mean for mean in logged if mean is not None]
+            alert = Alert(
+                component=component,
+                kind=kind,
+                first=steps[start],
+                last=steps[end - 1],
+                value=fmean(values[start:end]),
+                mean=fmean(means) if means else None,
+                ongoing=end == len(values),
+            )
+            alerts.append(alert)
     return alerts
 
 
-def _stretches(
-    metrics: Mapping[int, Mapping[str, float]], key: str, mean_key: str, low: float, high: float
-) -> Iterator[tuple[int, int, float, float | None, bool]]:
-    steps = [step for step, data in metrics.items() if key in data]
-    values = [metrics[step][key] for step in steps]
-    # Windows in question, as positions [start, end) that are joined where they overlap.
-    joined: list[list[int]] = []
+def _stretches(values: Sequence[float], low: float, high: float) -> list[tuple[int, int]]:
+    """Return the windows whose mean is in a range, as places [start, end), joined if they overlap.
+
+    >>> _stretches([0.0] * 10 + [1.0] * 21, 1.0, 1.0)
+    [(10, 31)]
+    """
+    joined: list[tuple[int, int]] = []
     for start in range(len(values) - MANY_STEPS + 1):
         end = start + MANY_STEPS
         if low <= fmean(values[start:end]) <= high:
             if joined and start < joined[-1][1]:
-                joined[-1][1] = end
+                joined[-1] = (joined[-1][0], end)
             else:
-                joined.append([start, end])
-    for start, end in joined:
-        inside = steps[start:end]
-        means = [metrics[step][mean_key] for step in inside if mean_key in metrics[step]]
-        value = fmean(values[start:end])
-        mean = fmean(means) if means else None
-        yield inside[0], inside[-1], value, mean, end == len(values)
+                joined.append((start, end))
+    return joined

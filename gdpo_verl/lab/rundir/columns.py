@@ -53,7 +53,7 @@ class Columns:
         return next((name for name in ("score", "reward") if name in self.has_reward), "")
 
 
-def may_be_reward(name: str, group: str) -> bool:
+def may_be_reward(name: str, group: str = "") -> bool:
     """Return whether a column may be a component; `group` is the column of the groups."""
     return not (name in _NO_REWARD or name == group or name.endswith(ADVANTAGE))
 

@@ -248,19 +248,18 @@ def is_padding(row: Mapping[str, Any], key: RowKey | None) -> bool:
     return key is not None and key.uid.startswith("pad") and bool(_VERLS_UID.fullmatch(key.uid))
 
 
-def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the variant whose advantages a row also holds, next to GDPO and GRPO, and its column.
+def variant_column(row: Mapping[str, Any]) -> str:
+    """Return the column of a variant's advantages, which a row may hold next to GDPO's and GRPO's.
 
-    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
-    ('dvao', 'dvao_advantage')
-    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
-    ('', '')
+    >>> variant_column({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
+    'dvao_advantage'
+    >>> variant_column({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
+    ''
     """
     columns = [name for name in row if name.endswith(ADVANTAGE)]
     # A component may be named alike. The plug-in writes it before GDPO and GRPO, the variant after.
-    if ADVANTAGES[0] not in columns or columns[-1] in ADVANTAGES:
-        return "", ""
-    return columns[-1].removesuffix(ADVANTAGE), columns[-1]
+    is_dumped = ADVANTAGES[0] in columns and columns[-1] not in ADVANTAGES
+    return columns[-1] if is_dumped else ""
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:

@@ -179,6 +179,11 @@ def read_run(path: Path) -> Run:
             "for the first step."
         )
     missing: list[str] = []
+    config = DictConfig({})
+    with contextlib.suppress(ValueError):
+        config = settings_with(path / CONFIG)
+    if not config:
+        missing.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     launch: dict[str, Any] = {}
     with contextlib.suppress(RunError):
         launch = read_launch(path)
@@ -188,7 +193,7 @@ def read_run(path: Path) -> Run:
         metrics=metrics,
         rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", missing),
         validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", missing),
-        config=_read_config(path, missing),
+        config=config,
         launch=launch,
         notes=(),
     )
@@ -314,15 +319,6 @@ def read_launch(run: Path) -> dict[str, Any]:
         "or incomplete. Remove the file if the recipe, the data and the model are still those of "
         "that start, or choose another run directory."
     )
-
-
-def _read_config(run: Path, notes: list[str]) -> DictConfig:
-    with contextlib.suppress(ValueError):
-        config = settings_with(run / CONFIG)
-        if config:
-            return config
-    notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
-    return OmegaConf.create({})
 
 
 def _gaps(run: Run) -> Iterator[str]:

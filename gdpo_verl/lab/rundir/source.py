@@ -6,11 +6,11 @@ Dumps are read a step at a time; a file that may hold several steps is read at o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import BY_TURN, TOKENS, Component
@@ -27,21 +27,12 @@ from gdpo_verl.lab.rundir.dumps import (
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.responses import Batch, Response, responses_of
 from gdpo_verl.lab.rundir.run import node_of, read_run
+from gdpo_verl.lab.rundir.scoring import StoredAnswerScorer, TokenCounter
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code
 from gdpo_verl.names import did_you_mean
 
-TokenCounter: TypeAlias = Callable[[str], int]
 # Rows that show the columns of a file where the components are named.
 _PEEK = 1024
-
-
-class Scorer(Protocol):
-    """A reward function, with the components that it declares."""
-
-    components: tuple[Component, ...]
-
-    def __call__(self, row: Row, where: str) -> dict[str, Any]:
-        """Return what the reward function returns; ValueError names `where`."""
 
 
 @dataclass
@@ -71,7 +62,7 @@ class Source:
     group: str = ""
     text: str = ""
     named: Sequence[str] = ()
-    scorer: Scorer | None = None
+    scorer: StoredAnswerScorer | None = None
     counter: TokenCounter | None = None
     trust: bool = False
     notes: list[str] = field(default_factory=list)

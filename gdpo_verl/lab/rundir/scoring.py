@@ -7,15 +7,15 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from gdpo_verl.advantage.variants import load_function
 from gdpo_verl.config.components import declared_components
-from gdpo_verl.lab.rundir.source import TokenCounter
 from gdpo_verl.reward_dicts import unnested
 from gdpo_verl.rewards.thought import opened_thought
 
+TokenCounter: TypeAlias = Callable[[str], int]
 # The columns of each argument of a reward function but the response.
 _COLUMNS = {
     "data_source": ("data_source",),
