@@ -20,7 +20,7 @@ from waiting import start_ray, wait_for
 
 from gdpo_verl.cpu.patches import give_ray_time_to_start
 from gdpo_verl.lab.rundir.run import flattened
-from gdpo_verl.plugin.hooks import when_imported
+from gdpo_verl.upstream.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STOCK = "verl's own configuration"

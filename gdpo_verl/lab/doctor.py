@@ -15,9 +15,9 @@ from gdpo_verl import __version__
 from gdpo_verl.lab import text
 from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration
-from gdpo_verl.plugin.upstream import source_of, violations
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME, in_configuration
 from gdpo_verl.sandbox import Unprotected, best_protection
+from gdpo_verl.upstream.dependencies import source_of, violations
 
 PACKAGES = (
     "verl",
@@ -111,7 +111,7 @@ print("\\n@" + json.dumps(result))
 # What the probe returns for a subject when all is well, and what to do when it does not.
 _CHECKS = {
     "adv_estimator=gdpo": (
-        "gdpo_verl.plugin.estimator.gdpo",
+        "gdpo_verl.plugin.step.estimator.gdpo",
         "the plug-in is not loaded: reinstall gdpo-verl next to verl, and leave "
         "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
     ),
@@ -226,7 +226,7 @@ def _fresh_process() -> Iterator[Finding]:
 
 def _peft() -> Iterator[Finding]:
     """No remedy: the recipes set it, and any other run is rejected."""
-    from gdpo_verl.plugin.model import peft_without_fsdp1
+    from gdpo_verl.upstream.model import peft_without_fsdp1
 
     peft = peft_without_fsdp1()
     if peft:

@@ -17,7 +17,7 @@ out=runs/try_verl
 
 scripts/setup.sh cpu test
 "$venv/bin/python" -m pip install --quiet --no-deps --force-reinstall "$verl"
-"$venv/bin/python" -c 'from gdpo_verl.plugin.contract import misfit; raise SystemExit(misfit())'
+"$venv/bin/python" -c 'from gdpo_verl.plugin.contract import first_violation; raise SystemExit(first_violation())'
 
 "$venv/bin/python" -m pytest -q -m "not real" tests/cpu/test_cpu.py \
   tests/plugin/test_{contract,plugin,trainer_hooks,batch,validation,reward_manager}.py

@@ -80,7 +80,13 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
     data = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files='/v w.parquet'"]
     options = {"retries": 2, "hang_after": 90.0, "ray_options": ["--no-wait"]}
     status = submit.submit(
-        "tool_call/gdpo", Path("/run"), data, upload=True, env=["KEY"], **options
+        "tool_call/gdpo",
+        Path("/run"),
+        data,
+        program="gdpo_verl.lab.cli",
+        upload=True,
+        env=["KEY"],
+        **options,
     )
     assert status == 7
     *client, _, separator, shell, dash_c, job = seen[2:]

@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.policy.model import make_model, train_tokenizer
 from gdpo_verl.lab.policy.tasks import TASKS
-from gdpo_verl.plugin import shared_prompts, upstream
+from gdpo_verl.plugin import shared_prompts
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
+from gdpo_verl.upstream.dependencies import source_of
 
 
 def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
@@ -82,7 +83,7 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(t
 
 def test_upstreams_engine_does_not_read_the_key_yet():
     # Once it does, this departure goes.
-    workers = upstream.source_of("verl") / "workers"
+    workers = source_of("verl") / "workers"
     files = [workers / "engine_workers.py", *(workers / "engine").rglob("*.py")]
     readers = [file for file in files if "prefix_grouper" in file.read_text()]
 

@@ -22,9 +22,10 @@ from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.policy.model import train_tokenizer
 from gdpo_verl.lab.policy.tasks import TASKS
-from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer
-from gdpo_verl.plugin import trainer as trainer_module
-from gdpo_verl.plugin.batch import RewardErrors
+from gdpo_verl.plugin.step import estimator, queue, replay_buffer
+from gdpo_verl.plugin.step import trainer as trainer_module
+from gdpo_verl.plugin.step.batch import RewardErrors
+from gdpo_verl.plugin.watch import liveness
 
 ROW = {
     "raw_prompt": [{"role": "user", "content": "call"}],

@@ -426,7 +426,7 @@ from gdpo_verl.lab.cli import main
 assert main(["doctor"]) == 0
 
 import gdpo_verl.trl as ours
-from gdpo_verl.plugin.upstream import Dependency
+from gdpo_verl.upstream.dependencies import Dependency
 assert ours.violations(ours.source_of("trl"), ours.CONTRACT) == []
 ours.CONTRACT["trainer.grpo_trainer"].append(Dependency("GRPOTrainer._score"))
 ours.GDPOTrainer()

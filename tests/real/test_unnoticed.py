@@ -110,7 +110,7 @@ def differing(sides: dict[str, dict[str, Any]], choose: Callable[[str], bool]) -
 
 def test_both_sides_really_take_the_step(sides):
     without, with_plugin = sides["none"], sides["auto"]
-    assert "gdpo_verl.plugin.hooks" in with_plugin["modules: imported"]
+    assert "gdpo_verl.upstream.hooks" in with_plugin["modules: imported"]
     loaded = {name.split(".")[0] for name in without["modules: in the end"]}
     assert not loaded & {"gdpo_verl", "wrapt"}
     for side in sides.values():

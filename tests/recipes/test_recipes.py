@@ -21,7 +21,7 @@ from gdpo_verl.cpu.patches import name_vllm
 from gdpo_verl.lab import dry_run
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks import catalog
-from gdpo_verl.plugin.dumps import DumpSettings
+from gdpo_verl.plugin.step.dumps import DumpSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = sorted(

@@ -32,9 +32,9 @@ from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
-from gdpo_verl.plugin import reward
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME
+from gdpo_verl.plugin.checks import reward
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64

@@ -15,9 +15,9 @@ from gdpo_verl.config.settings import penalty_with_condition
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.lab.check_reward.worker import RewardResult
 from gdpo_verl.lab.text import seconds_text
-from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
-from gdpo_verl.plugin.reward_function import MANAGER_NAME
+from gdpo_verl.plugin.checks.reward import SCORE_TOLERANCE, score_problem
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME
+from gdpo_verl.plugin.step.batch import RewardBatch
 from gdpo_verl.reward_dicts import TURNS_OF_ANSWER, is_list, listed_turns, unnested
 from gdpo_verl.rewards.parse_error import ParseError
 

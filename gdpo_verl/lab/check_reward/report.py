@@ -21,11 +21,11 @@ from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.replay.forecast import forecast_lines
 from gdpo_verl.lab.text import columns, seconds_text
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.reward import not_a_dict
-from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks.reward import not_a_dict
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows, judged
 from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
+from gdpo_verl.upstream.row_key import RowKey
 
 NOTHING = "–"
 

@@ -27,13 +27,13 @@ from tqdm import tqdm
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer
-from gdpo_verl.plugin.reward import (
+from gdpo_verl.plugin.checks.reward import (
     prompt_text,
     raised,
     score_row,
     single_row_batch,
 )
-from gdpo_verl.plugin.reward_function import LIBRARIES, declared_reward, unnamed_arguments
+from gdpo_verl.plugin.checks.reward_function import LIBRARIES, declared_reward, unnamed_arguments
 from gdpo_verl.sandbox import protection
 
 # Seconds for the imports of a user's module.

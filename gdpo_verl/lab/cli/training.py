@@ -167,6 +167,7 @@ def _submit(options: argparse.Namespace) -> int:
         options.recipe,
         options.run,
         options.overrides,
+        program=__package__,
         env=options.env,
         upload=options.upload,
         working_dir=options.working_dir,

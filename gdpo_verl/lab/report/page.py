@@ -59,7 +59,7 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
     differences = config_differences(found)
     notes = list(missing)
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
-    pages = templates("gdpo_verl.lab.report")
+    pages = templates(__file__)
     script = pages.get_template("browser.js.j2").render()
     names = [run.name for run in found]
     page = pages.get_template("page.html.j2").render(

@@ -131,8 +131,11 @@ def number_table(
     if any(len(recipe.runs) > 1 for recipe in recipes):
         rows.append(("runs", [str(len(recipe.runs)) for recipe in recipes]))
     for label, text in _texts():
-        texts = [dict.fromkeys(text(run) for run in recipe.runs) for recipe in recipes]
-        rows.append((label, [", ".join(distinct) for distinct in texts]))
+        cells = []
+        for recipe in recipes:
+            distinct = dict.fromkeys(text(run) for run in recipe.runs)
+            cells.append(", ".join(distinct))
+        rows.append((label, cells))
     for each in found:
         rows.append((each.label, [_cell(each, recipe.runs) for recipe in recipes]))
     pairs = _pairs(recipes)

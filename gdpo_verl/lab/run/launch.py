@@ -28,6 +28,7 @@ from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, listed, recipes_directory, search_path
+from gdpo_verl.lab.run.log import describe_driver_death, describe_log, plain
 from gdpo_verl.lab.run.progress import RAY_STARTED, follow
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.metrics import (
@@ -35,9 +36,8 @@ from gdpo_verl.lab.rundir.metrics import (
     parse_metrics_line,
     set_aside_metrics,
 )
-from gdpo_verl.plugin import deaths
-from gdpo_verl.plugin.loopback import variables_for
-from gdpo_verl.plugin.model import check_model, joins_cluster
+from gdpo_verl.upstream.loopback import variables_for
+from gdpo_verl.upstream.model import check_model, joins_cluster
 
 _PER_NODE = (
     "reward.num_workers",
@@ -246,14 +246,14 @@ def _run(
 def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
-    death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
+    death = describe_driver_death(pid, status) or describe_log(log)
     reason = _reason(log)
     if not death and reason.startswith("ValueError: ") and not RAY_STARTED.search(log):
         return _REJECTED + reason
     text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
         text += f": {reason}"  # an engine that was not killed has printed its error
-    remedy = memory.remedy_for(deaths.plain(log))
+    remedy = memory.remedy_for(plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
 
@@ -387,7 +387,7 @@ def _path_overrides(run: Path) -> list[str]:
 
 def _reason(log: str) -> str:
     """Return the last error in what this start printed."""
-    lines = deaths.plain(log).splitlines()
+    lines = plain(log).splitlines()
     for line, following in reversed([*itertools.pairwise([*lines, ""])]):
         match = _ERROR.fullmatch(line.strip())
         if match and "RayTaskError" not in match[1]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 
+from gdpo_verl.lab.run.log import plain
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
 from gdpo_verl.lab.rundir.metrics import Metrics, only_validation, parse_metrics_line
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN
-from gdpo_verl.plugin.deaths import plain
 
 POLL_SECONDS = 1.0
 PHASE_EVERY_SECONDS = 60.0
