@@ -27,9 +27,9 @@ from evidence import (
     Runs,
     first_steps,
     fisher,
-    minus_signs,
     read,
     series,
+    spread,
     start,
 )
 from matplotlib.figure import Figure
@@ -164,7 +164,7 @@ def arms_table(runs: Runs, kept: Runs) -> str:
             cells.append("–" if same else f"{fisher(learned, count, len(seeds)):.2g}")
         for metric in ("rewards/format/mean", "rewards/correctness/mean"):
             ends = [fmean(series(run, metric)[-5:]) for run in together[arm].values()]
-            cells.append(minus_signs(f"{fmean(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})"))
+            cells.append(spread(ends))
         rows.append(cells)
     head = [
         "arm",
@@ -239,7 +239,7 @@ def difference_cells(values: Sequence[float]) -> list[str]:
     mean = fmean(values)
     half = half_interval(values)
     interval = f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
-    return [str(len(values)), minus_signs(interval)]
+    return [str(len(values)), interval.replace("-", "−")]
 
 
 def draw_trade_off(runs: Runs) -> None:

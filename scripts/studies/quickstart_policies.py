@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gdpo_verl.recipes.toolbox import policy as toolbox
 from page import ROOT
 
 from gdpo_verl.lab.policy import make_policy
-from gdpo_verl.lab.policy.tasks import TASKS, Settings
+from gdpo_verl.lab.policy.task import Settings
 
-NAME = "toolbox, rare format"
-TASKS[NAME] = replace(TASKS["toolbox"], format_band=(0, 1), exact_band=(0, 1))
+TASK = replace(toolbox.TASK, name="toolbox, rare format", format_band=(0, 1), exact_band=(0, 1))
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     for seed in range(1, 11):
         folder = ROOT / "runs/quickstart_seeds" / f"policy-{seed}"
         if not folder.exists():
-            record = make_policy(folder, task=NAME, seed=seed, settings=settings)
+            record = make_policy(folder, TASK, seed=seed, settings=settings)
             print(f"{folder.name}: {record['sampled']} in {record['seconds']} s", flush=True)
 
 
