@@ -77,6 +77,8 @@ def prepare(
     """
     data_set = DATA_SETS[name]
     options: dict[str, Any] = {"seed": seed}
+    if data_set.several:
+        options["name"] = name
     if data_set.source != "own":
         options["source"] = source
     elif source is not None or validation is not None:
@@ -99,7 +101,7 @@ def prepare(
         raise ValueError(
             "--max-prompt-length: this option counts tokens. Give --model, the model to be trained"
         )
-    return data_set.prepare(out_dir, **options)
+    return dict(data_set.module().prepare(out_dir, **options))
 
 
 def prepare_command_of(path: str | Path) -> str | None:

@@ -1,17 +1,14 @@
 """Short texts under constraints that can be checked."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.instructions import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-DATA_SETS = {"instructions": DataSet(_prepare, 512, source="any")}
+DATA_SETS = {"instructions": DataSet(_rows, 512, source="any")}
