@@ -1,7 +1,5 @@
 """Report and explorer mean one thing by "the same advantage"."""
 
-from __future__ import annotations
-
 from gdpo_verl.lab.explain.compare import find_ties
 from gdpo_verl.lab.report.groups import ties_split_elsewhere
 

@@ -1,7 +1,5 @@
 """The commands that README and docs print."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -28,14 +26,14 @@ DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
 VERL = "python -m verl.trainer.main_ppo"
 
 
-def commands(page: Path) -> list[str]:
+def commands(page):
     """The lines of a page's blocks of bash, each command in one."""
     text = page.read_text(encoding="utf-8")
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     return re.sub(r" *\\\n *", " ", blocks).splitlines()
 
 
-def printed(page: str, begin: str) -> list[str]:
+def printed(page, begin):
     """The commands of a page that begin so."""
     return [line for line in commands(ROOT / "docs" / page) if line.startswith(begin)]
 
@@ -172,7 +170,7 @@ def test_the_quickstarts_policies_and_data_are_known_by_their_names():
         _parser().parse_args(command.split())
 
 
-def words_of_the_quickstart() -> list[str]:
+def words_of_the_quickstart():
     """The words after `gdpo-verl train toolbox/gdpo` in scripts/quickstart.sh."""
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     (settings,) = re.findall(r"^recipe=toolbox[\s\S]*?^half=.*$", script, re.MULTILINE)
@@ -197,7 +195,7 @@ def test_the_quickstart_page_changes_one_thing_of_what_the_script_trains():
     assert compose("toolbox/gdpo", page[3:]) == compose("toolbox/gdpo", script[3:])
 
 
-def as_verl_logs(step: int, **values: float) -> str:
+def as_verl_logs(step, **values):
     """A line of verl's file logger: without spaces."""
     record = {"step": step, "data": {"val-core/format": 0.5, **values}}
     return json.dumps(record, separators=(",", ":")) + "\n"

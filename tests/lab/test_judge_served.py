@@ -1,7 +1,5 @@
 """A real model judges: served by verl in a training, and by vLLM at an address."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import urllib.request
 from statistics import mean
-from typing import Any
 
 import pytest
 from test_check_reward import check as check
@@ -27,7 +24,7 @@ JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
 CHOICE = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
 
 
-def override(**settings: Any) -> str:
+def override(**settings):
     node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5]} | settings
     keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))  # as Hydra wants them
     return f"{JUDGE}={keys_bare}"
@@ -91,7 +88,7 @@ def served(smollm2, tmp_path):
         process.wait(60)
 
 
-def expected_value(model: Any, tokenizer: Any, question: str) -> float:
+def expected_value(model, tokenizer, question):
     """The expected value by Transformers: of the next token, which is a number from 1 to 5."""
     import torch
 

@@ -1,18 +1,15 @@
 """The launcher: one directory a training, what may change in it, a reason when it fails."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os
 import re
 import subprocess
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from test_checkpoints import write_checkpoint
 
 from gdpo_verl.lab import dry_run
@@ -26,11 +23,11 @@ from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import flattened
 
 
-def composed(recipe: str, run: Path, overrides: Sequence[str]) -> DictConfig:
+def composed(recipe, run, overrides):
     return launch.composed(recipe, run, overrides)[0]
 
 
-def started(run: Path, recipe: str = "toolbox/gdpo", *overrides: str) -> None:
+def started(run, recipe="toolbox/gdpo", *overrides):
     """Write what a start leaves behind: Hydra's file and the launcher's."""
     config = composed(recipe, run, overrides)
     with lock_run(run, recipe, config):
@@ -152,7 +149,7 @@ def test_edited_reward_is_refused_with_the_option_that_accepts_it(tmp_path):
     reward = tmp_path / "rewards.py"
     config = composed("toolbox/gdpo", tmp_path, [f"reward.custom_reward_function.path={reward}"])
 
-    def start(**options: bool) -> None:
+    def start(**options):
         with lock_run(tmp_path, "toolbox/gdpo", config, **options):
             pass
 
@@ -317,7 +314,7 @@ def test_a_run_is_not_retried_after_two_starts_without_a_new_step(tmp_path, caps
     assert "status 1: KeyError: 1\nThe same command starts from the beginning" in error
 
 
-def failure(run: Path, program: str, hang_after: float = 600.0) -> str | None:
+def failure(run, program, hang_after=600.0):
     """Run a program of the shell in the place of verl's driver."""
     config = OmegaConf.create({"trainer": {"total_training_steps": 5, "nnodes": 1}})
     with (run / "lock").open("a") as lock:

@@ -1,7 +1,5 @@
 """Report, replay, evaluation and the training count the same responses and groups of a dump."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

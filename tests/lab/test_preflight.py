@@ -1,7 +1,5 @@
 """Refusals before `gdpo-verl train` starts anything: devices, the rollout engine, the data."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
@@ -10,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from gdpo_verl.lab.run.preflight import (
     check_data_files,
@@ -37,7 +35,7 @@ def test_files_without_a_row_are_refused(key, tmp_path, monkeypatch):
             check_data_files(data | {key: path})
 
 
-def training(device: str, devices: int, num_gpus: int | None = None) -> DictConfig:
+def training(device, devices, num_gpus=None):
     return OmegaConf.create(
         {
             "trainer": {"device": device, "n_gpus_per_node": devices},
@@ -77,7 +75,7 @@ MESSAGE = {"role": "user", "content": "2 + 3?"}
 def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt, name, tmp_path):
     file = tmp_path / name
 
-    def write(value: object) -> None:
+    def write(value):
         if name.endswith(".parquet"):
             pq.write_table(pa.table({"asked": [value]}), file)
         else:

@@ -1,14 +1,11 @@
 """Rows of files, folders and the hub: their order, their origin, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import datasets
 import pyarrow.parquet as pq
@@ -94,8 +91,6 @@ REPO = "datasets/openai/gsm8k"
 
 class Hub(Handler):
     """As much of the hub's protocol as one public data set needs."""
-
-    pages: ClassVar = {}
 
     def do_GET(self):
         path = self.path.partition("?")[0]

@@ -1,12 +1,9 @@
 """The pretrained model that a laptop trains: where it comes from, and what is said without it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 from processes import run_cli
@@ -55,7 +52,7 @@ def smollm2(tmp_path_factory):
     return out
 
 
-def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -> list[dict]:
+def two_steps(recipe, model, data, run, *settings):
     """Train two steps of a recipe without a GPU; the metrics of each."""
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run)]
     ours = "actor_rollout_ref"

@@ -1,7 +1,5 @@
 """`gdpo-verl replay`: stored answers under other settings, their figures, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

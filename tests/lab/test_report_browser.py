@@ -63,6 +63,7 @@ def page(open_page, report):
 
 def check_rollouts(page, dump):
     """Compare scores, both advantages and texts with the dump, in the order of GDPO's advantage."""
+    page.eval_on_selector("details:has(#browse-prompt)", "each => each.open = true")
     prompt = page.inner_text("#browse-prompt")
     rows = [row for row in map(json.loads, dump.read_text().splitlines()) if row["input"] == prompt]
     rows.sort(key=lambda row: -row["gdpo_advantage"])
@@ -83,7 +84,6 @@ def test_every_step_and_group_shows_what_its_dump_holds(page, report):
         assert page.inner_text("#browse-step") == f"step {step}"
         for group in range(2):
             page.select_option("#browse-group", str(group))
-            page.eval_on_selector("details:has(#browse-prompt)", "each => each.open = true")
             seen.add(check_rollouts(page, report / f"gdpo/rollouts/{step}.jsonl"))
         if step < 6:
             page.click("#browse-next")

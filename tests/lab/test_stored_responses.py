@@ -1,7 +1,5 @@
 """Rows of other programs and trainers: their texts, components, keys, groups and settings."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa
@@ -15,7 +13,6 @@ from test_replay import KEYS, drawn, dump, lines_of, two_rewards
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.evaluate import answers
-
 from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.report.drawn import run_of_dumps
 
@@ -36,7 +33,6 @@ SAID = [
     {"role": "tool", "content": "4"},
     {"role": "assistant", "content": "four"},
 ]
-
 
 
 # ---------------------------------------------------------------- the text of a response

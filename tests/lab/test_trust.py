@@ -1,7 +1,5 @@
 """A run of somebody else: nothing of it is executed, and nothing of the reader's is shown."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 
