@@ -171,11 +171,16 @@ def test_replay_counts_as_the_training(run):
     found = to_json(replay([run]))
     assert (found["rows"], found["groups"]) == (STEPS * RESPONSES, STEPS * GROUPS)
     assert (found["dead_groups_recorded"], found["dead_groups"]) == (STEPS * DEAD,) * 2
+    _, metrics = step_of_training(1)  # as of the other steps
     # In one group style is not scored, so that it neither varies nor is constant.
     scored = {"format": GROUPS, "correctness": GROUPS, "style": GROUPS - 1}
     for key in KEYS:
         varies = STEPS * (scored[key] - CONSTANT[key])
         assert found["components"][key]["varies"] == [varies, varies]
+        influence, _ = metrics[f"gdpo/{key}/influence"]
+        share, _ = metrics[f"gdpo/{key}/advantage_share"]
+        assert found["components"][key]["influence"] == pytest.approx([influence] * 2)
+        assert found["components"][key]["share"] == pytest.approx([share] * 2)
     assert found["reproduces"] < 1e-9
     assert f"Step {STEPS + 1} is left out" in " ".join(found["notes"])
 

@@ -18,7 +18,8 @@ from gdpo_verl.lab.report.drawn import run_of_dumps
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": 1.0, "length": len(solution_str), "right": float(solution_str == "4")}
+    print("a reward that prints")
+    return {"score": 1.0, "length": len(solution_str), "right": float(ground_truth == "4")}
 
 def nested(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0, "reward_components": {"length": len(solution_str)}}
@@ -48,7 +49,7 @@ SAID = [
         ({"reply": SAID}, len("<call>\nfour")),
     ],
 )
-def test_the_text_is_what_the_assistant_says(tmp_path, columns, length):
+def test_the_text_is_what_the_assistant_says(tmp_path, capfd, columns, length):
     (tmp_path / "reward.py").write_text(REWARD)
     rows = [{"prompt": QUESTION, "gts": "4", "score": 1.0, **columns}] * 4
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
@@ -56,8 +57,9 @@ def test_the_text_is_what_the_assistant_says(tmp_path, columns, length):
     file = tmp_path / "scored.jsonl"
     function = f"{tmp_path}/reward.py"
     replay([tmp_path / "rows.parquet"], text=text, function=function, rows_file=file)
-    scored = [json.loads(line)["components"]["length"] for line in file.read_text().splitlines()]
-    assert scored == [length] * 4
+    for scored in map(json.loads, file.read_text().splitlines()):
+        assert scored["components"] == {"length": length, "right": 1.0}
+    assert capfd.readouterr().out == ""
 
 
 def test_without_a_text_the_columns_are_listed(tmp_path):
