@@ -1,6 +1,5 @@
 """Report, replay, evaluation and the training count the same responses and groups of a dump."""
 
-import json
 import random
 from collections import Counter
 
@@ -54,72 +53,72 @@ def rewards_of(values):
 def step_of_training(step):
     """The rows that verl dumps of a step, with our columns, and the metrics of the step."""
     dump = Dump(OBJECTIVE)
-    infos, metrics = {}, []
+    names = {}
+    infos = {}
+    metrics = []
     for groups in MINI_BATCHES:
-        uids, keys, returned, counts = [], [], [], []
+        keys = []
+        returned = []
         for name, sessions in groups.items():
+            names[uid_of(step, name)] = name
             for session, (values, outputs) in enumerate(sessions):
                 for output in range(outputs):
+                    keys.append(f"{uid_of(step, name)}_{session}_{output}")
                     # Earlier outputs have other rewards, which count in nothing.
-                    own = values if output == outputs - 1 else (9, 9, 9)
-                    uids.append(uid_of(step, name))
-                    keys.append(f"{uids[-1]}_{session}_{output}")
-                    returned.append(rewards_of(own))
-                    counts.append(3 + output)
-        padding = [f"pad{verls_uid(uids[0])}_{n}_0" for n in range(2)]
+                    returned.append(rewards_of(values if output == outputs - 1 else (9, 9, 9)))
         is_padding = [False] * len(keys) + [True] * 2
-        keys, uids = keys + padding, uids + padding
-        returned, counts = returned + [returned[0]] * 2, counts + [0] * 2
+        counts = [3 + int(key[-1]) for key in keys] + [0] * 2
+        keys += [f"pad{uid_of(step, keys[0])}_{n}_0" for n in range(2)]
+        returned += [returned[0]] * 2
         rows = RewardRows(OBJECTIVE, returned, keys, is_padding, global_step=step)
+        uids = [key.partition("_")[0] for key in keys]
         batch = RewardBatch.of(rows, uids, torch.tensor(counts))
         dump.keep(batch)
         metrics.append(batch_metrics(batch.decomposition, OBJECTIVE))
         infos |= dict(zip(keys, returned, strict=True))
-    names = {uid_of(step, name): name for groups in MINI_BATCHES for name in groups}
-    keys = list(infos)
-    columns = dump.columns(keys)
+    columns = dump.columns([*infos])
     lines = []
-    for place, key in enumerate(keys):
+    for place, (key, info) in enumerate(infos.items()):
+        question = names.get(key.partition("_")[0], "padding")
         # As in verl, a later output begins with another text than the question.
-        question = names.get(key.split("_")[0], "padding")
         prompt = question if key.endswith("_0") else f"{question} and what followed"
         line = {"input": prompt, "output": key, "gts": question, "uid": key, "step": step}
-        line |= {"score": infos[key]["score"]}
+        line["score"] = info["score"]
         lines.append(line | {name: column[place] for name, column in columns.items()})
     random.Random(step).shuffle(lines)
-    return lines, mean_of_mini_batches(metrics)
+    return lines, mean_of_mini_batches(*metrics)
 
 
-def mean_of_mini_batches(metrics):
+def mean_of_mini_batches(first, second):
     """Each mean over its mini-batches with its weights, as verl's aggregator takes it."""
     found = {}
-    for key in dict.fromkeys(key for each in metrics for key in each):
-        values = [each[key] for each in metrics if key in each]
-        if key.startswith("rewards/") and key.endswith(("/min", "/max")):
-            found[key] = (min if key.endswith("/min") else max)(values), 1.0
-            continue
+    for key in first | second:
+        values = [metrics[key] for metrics in (first, second) if key in metrics]
         weights = [getattr(value, "weight", 1.0) for value in values]
         total = sum(value * weight for value, weight in zip(values, weights, strict=True))
         found[key] = total / (sum(weights) or 1.0), sum(weights)
+        if key.startswith("rewards/") and key.endswith("/min"):
+            found[key] = min(values), 1.0
+        if key.startswith("rewards/") and key.endswith("/max"):
+            found[key] = max(values), 1.0
     return found
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run of three steps, of which the dump of the last one ends within a line."""
-    (tmp_path / "run/rollouts/7.jsonl").mkdir(parents=True)  # no dump
+    run = tmp_path / "run"
+    (run / "rollouts/7.jsonl").mkdir(parents=True)  # no dump
     lines = []
     for step in range(1, STEPS + 2):
         rows, metrics = step_of_training(step)
-        file = tmp_path / f"run/rollouts/{step}.jsonl"
-        if step <= STEPS:
-            write_lines(file, rows)
-        else:
-            write_lines(file, rows[:-1], end=json.dumps(rows[-1])[:-30])
+        write_lines(run / f"rollouts/{step}.jsonl", rows)
         lines.append({"step": step, "data": {key: mean for key, (mean, _) in metrics.items()}})
-    write_lines(tmp_path / "run/metrics.jsonl", lines)
-    (tmp_path / "run/config.yaml").write_text("algorithm: {adv_estimator: gdpo}")
-    return tmp_path / "run"
+    last = run / f"rollouts/{STEPS + 1}.jsonl"
+    last.write_text(last.read_text()[:-30])
+    write_lines(run / "metrics.jsonl", lines)
+    (run / "config.yaml").write_text("algorithm: {adv_estimator: gdpo}")
+    return run
 
 
 def test_the_training_counts_what_was_counted_by_hand():

@@ -1,7 +1,6 @@
 """Refusals before `gdpo-verl train` starts anything: devices, the rollout engine, the data."""
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import OmegaConf
+from prepared import write
 
 from gdpo_verl.lab.run.preflight import (
     check_data_files,
@@ -73,18 +73,10 @@ MESSAGE = {"role": "user", "content": "2 + 3?"}
 @pytest.mark.parametrize("prompt", ["2 + 3?", ["2 + 3?"], MESSAGE, [{"text": "2 + 3?"}], [], None])
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt, name, tmp_path):
-    file = tmp_path / name
-
-    def write(value):
-        if name.endswith(".parquet"):
-            pq.write_table(pa.table({"asked": [value]}), file)
-        else:
-            file.write_text(json.dumps({"asked": value}))
-
-    data = OmegaConf.create({"train_files": str(file), "prompt_key": "asked"})
-    write([MESSAGE])
+    data = OmegaConf.create({"train_files": str(tmp_path / name), "prompt_key": "asked"})
+    write(tmp_path / name, [{"asked": [MESSAGE]}])
     check_data_files(data, "train_files")
-    write(prompt)
+    write(tmp_path / name, [{"asked": prompt}])
     expected = r"^data\.train_files: expected a list of messages in the column 'asked' \("
     with pytest.raises(ValueError, match=expected):
         check_data_files(data, "train_files")

@@ -80,8 +80,7 @@ def replayed(capsys, tmp_path):
 
 
 def matrix(rows):
-    columns = [torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in KEYS]
-    return torch.stack(columns, dim=1)
+    return torch.tensor([(row["correctness"], row["length"]) for row in rows], dtype=torch.float64)
 
 
 def advantages(function, rows, **options):
@@ -320,6 +319,14 @@ REFUSED = {
         with_row(5, length=math.inf), [], "found inf for row {}/1.jsonl, line 6",
     ),
 
+    "a text for the score": (
+        with_row(2, score="0.5"), [],
+        "{}/1.jsonl, line 3: expected a finite number for 'score', found '0.5'",
+    ),
+    "a score of 400 digits": (
+        with_row(2, score=10**400), [],
+        "{}/1.jsonl, line 3: expected a finite number for 'score', found 1000",
+    ),
     "nothing but a cut line": ({"1.jsonl": WHOLE[:-30]}, [], "line 32: the row is incomplete"),
     "no rows at all": ({"1.jsonl": "[1, 2]\n"}, [], "{}/1.jsonl, line 1: expected rows"),
     "no components": (

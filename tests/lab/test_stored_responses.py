@@ -283,14 +283,6 @@ def test_a_configuration_of_another_program_is_no_traceback(
     assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("value", ["0.5", 10**400])
-def test_a_score_that_is_no_number_is_named_with_its_line(tmp_path, value):
-    rows = [line("q", right=1.0), line("r", right=1.0) | {"score": value}]
-    evaluation(tmp_path, rows)
-    with pytest.raises(ValueError, match=r"0.jsonl, line 2: expected a finite number for 'score'"):
-        answers.read(tmp_path)
-
-
 @pytest.mark.parametrize("named", [False, True])
 def test_a_question_of_two_sources_is_answered_in_both(tmp_path, named):
     file = prepared(tmp_path / "data", ("one", "2 + 2?", "4"), ("two", "2 + 2?", "4"))
