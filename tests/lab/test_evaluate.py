@@ -307,15 +307,15 @@ def test_bfcls_questions_take_the_place_of_a_runs_own(model, composed, tmp_path)
 
 def test_questions_of_the_training_are_named(tmp_path):
     toolbox_data.prepare(tmp_path, train=4, validation=3)
-    both = f"[{tmp_path}/train.parquet,{tmp_path}/validation.parquet]"
-    files = [f"data.train_files={tmp_path}/train.parquet", f"data.val_files={both}"]
-    training = config_of_run(tmp_path / "run", *files)
+    train = f"{tmp_path}/train.parquet"
+    both = f"data.val_files=[{train},{tmp_path}/validation.parquet]"
+    training = config_of_run(tmp_path / "run", f"data.train_files={train}", both)
     questions = answers.questions_of(OmegaConf.load(training / "config.yaml"))
     asked = {question.key: "" for question in questions[2:]}
     trained_on = run._prompts_of_training(Model("m", run=training))
     (note,) = run._seen(questions, asked, trained_on)
     assert note.startswith("CAUTION: 2 questions are in the training data: ")
-    assert f"{tmp_path}/train.parquet row 3" in note
+    assert f"{train} row 3" in note
     assert not [*run._seen(questions[4:], asked, trained_on)]
     assert run._prompts_of_training(Model("m")) == set()
 
@@ -373,41 +373,40 @@ def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_p
 
 
 def test_compare_takes_two_or_two_sides(tmp_path, capsys):
-    a, b = (evaluation(tmp_path / name, [line("q", right=1.0)]) for name in "ab")
-    assert main(["compare", str(a), str(b), "--json", str(tmp_path / "c.json")]) == 0
-    assert json.loads((tmp_path / "c.json").read_text())["difference"] == "a - b"
-    assert main(["compare", str(a), "--to", str(b)]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(a)]) == 1
+    a = str(evaluation(tmp_path / "a", [line("q", right=1.0)]))
+    b = str(evaluation(tmp_path / "b", [line("q", right=1.0)]))
+    file = tmp_path / "c.json"
+    assert main(["compare", a, b, "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["difference"] == "a - b"
+    assert main(["compare", a, "--to", b]) == 0
+    assert main(["compare", a]) == 1
     assert "expected two evaluations" in capsys.readouterr().err
 
 
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy, tmp_path):
-    data = [f"data.{kind}_files={toolbox}/{name}.parquet" for kind, name in FILES]
     settings = (
-        "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 "
-        "trainer.total_training_steps=1 trainer.save_freq=1 trainer.val_before_train=false "
-        "trainer.test_freq=-1"
+        f"data.train_files={toolbox}/train.parquet data.val_files={toolbox}/validation.parquet "
+        f"actor_rollout_ref.model.path={policy} data.train_batch_size=8 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8 trainer.total_training_steps=1 "
+        "trainer.save_freq=1 trainer.val_before_train=false trainer.test_freq=-1"
     )
-    own = [*data, f"actor_rollout_ref.model.path={policy}", *settings.split()]
-    run_cli("train", "toolbox/gdpo", "--run", str(tmp_path / "run"), *own)
-    sampling = ["--samples", "2", "--limit", "24"]
-    outs = [str(tmp_path / "of_run"), str(tmp_path / "of_policy")]
-    table = run_cli("evaluate", str(tmp_path / "run"), *sampling, "--out", outs[0])
+    training = str(tmp_path / "run")
+    run_cli("train", "toolbox/gdpo", "--run", training, *settings.split())
+    sampling = ["--samples", "2", "--limit", "24", "--out"]
+    of_run = tmp_path / "of_run"
+    table = run_cli("evaluate", training, *sampling, str(of_run))
     questions = ["--recipe", "toolbox/gdpo", "--data", f"{toolbox}/validation.parquet"]
-    run_cli("evaluate", str(policy), *questions, *sampling, "--out", outs[1])
+    of_policy = str(tmp_path / "of_policy")
+    run_cli("evaluate", str(policy), *questions, *sampling, of_policy)
 
     assert "step 1: 24 questions, 2 responses each, temperature 1, top-p 1" in table
-    assert not (tmp_path / "of_run" / "checkpoints").exists()
-    record = json.loads((tmp_path / "of_run" / run.NUMBERS).read_text())
+    assert not (of_run / "checkpoints").exists()
+    record = json.loads((of_run / run.NUMBERS).read_text())
     assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])
     # The policy was made to get the form right more often than not.
     assert record["results"]["all"]["format"]["mean"] > 0.5
-    report = run_cli("compare", *outs)
+    report = run_cli("compare", str(of_run), of_policy)
     assert "correctness = 3" in report
     assert "CAUTION" not in report
-
-
-FILES = (("train", "train"), ("val", "validation"))

@@ -4,14 +4,14 @@ import json
 import math
 import random
 import shlex
+from pathlib import Path
 
 import hydra
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_runs import write_lines
 from omegaconf import OmegaConf
+from prepared import write
 
 from gdpo_verl import advantages_of, gdpo_advantages, grpo_advantages
 from gdpo_verl.config import GdpoConfig
@@ -54,29 +54,30 @@ def two_rewards(rng):
 
 
 @pytest.fixture
-def replayed(capsys, tmp_path):
-    """Replay rows, by step or of step 1, or what lies at a path.
+def replayed(capsys, monkeypatch, tmp_path):
+    """Replay rows, by step or of step 1, or what lies at a path, in an empty working directory.
 
     Returns what `--json` and `--rows` hold, with what was printed.
     """
+    monkeypatch.chdir(tmp_path)
 
-    def ask(where, *words):
+    def replay_(where, *words):
         if isinstance(where, list):
             where = {1: where}
         if isinstance(where, dict):
-            where = dump(tmp_path / "dumps", where)
-        files = ["--json", tmp_path / "all.json", "--rows", tmp_path / "rows.jsonl"]
-        status = main(["replay", *map(str, [where, *words, *files])])
+            where = dump(Path("dumps"), where)
+        words = [str(word) for word in (where, *words)]
+        status = main(["replay", *words, "--json", "all.json", "--rows", "rows.jsonl"])
         printed = capsys.readouterr()
         assert status == 0, printed.err
-        found = json.loads((tmp_path / "all.json").read_text())
-        lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+        found = json.loads(Path("all.json").read_text())
+        lines = Path("rows.jsonl").read_text().splitlines()
         found["lines"] = [json.loads(line) for line in lines]
         found["asked"] = [line["asked"] for line in found["lines"]]
         found["printed"] = " ".join(printed.out.split())
         return found
 
-    return ask
+    return replay_
 
 
 def matrix(rows):
@@ -127,9 +128,8 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
     assert most[0]["components"].keys() == set(KEYS)
 
 
-def test_settings_are_spelled_as_in_a_training(replayed, tmp_path):
+def test_settings_are_spelled_as_in_a_training(replayed):
     rows = drawn(6, two_rewards)
-    where = dump(tmp_path / "dumps", {1: rows})
     words = {
         "+algorithm.gdpo_reward_weights={length:0.5}": {"weights": [1.0, 0.5]},
         "algorithm.gdpo.variant=dvao": {"variant": "dvao", "whiten": None},
@@ -137,9 +137,9 @@ def test_settings_are_spelled_as_in_a_training(replayed, tmp_path):
         "algorithm.norm_adv_by_std_in_grpo=false": {"scale": False},
     }
     for word, options in words.items():
-        assert replayed(where, word)["asked"] == pytest.approx(by_sequence(rows, **options)), word
+        assert replayed(rows, word)["asked"] == pytest.approx(by_sequence(rows, **options)), word
     condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
-    found = replayed(condition, where, "algorithm.gdpo.whiten=none")
+    found = replayed(condition, "dumps", "algorithm.gdpo.whiten=none")
     assert found["components"]["length"]["misses"][1] == 0
     assert found["components"]["length"]["misses"][0] > 0.3
 
@@ -153,10 +153,10 @@ def run_of(folder, rows, algorithm):
     return folder
 
 
-def test_each_run_keeps_the_settings_that_it_was_trained_with(replayed, tmp_path):
+def test_each_run_keeps_the_settings_that_it_was_trained_with(replayed):
     rows = drawn(40, two_rewards)
-    gdpo = run_of(tmp_path / "a", rows, "{adv_estimator: gdpo}")
-    grpo = run_of(tmp_path / "b", rows, "{adv_estimator: grpo}")
+    gdpo = run_of(Path("a"), rows, "{adv_estimator: gdpo}")
+    grpo = run_of(Path("b"), rows, "{adv_estimator: grpo}")
     found = replayed(gdpo, grpo)
     assert found["reproduces"] < 1e-12
     assert found["settings"] == ["gdpo and grpo"] * 2
@@ -173,10 +173,10 @@ def test_each_run_keeps_the_settings_that_it_was_trained_with(replayed, tmp_path
     assert less["components"]["correctness"]["share"] == [pytest.approx(1 - terms[0]), 1.0]
 
 
-def test_what_is_left_out_is_said(replayed, tmp_path):
+def test_what_is_left_out_is_said(replayed):
     steps = {n: drawn(4, two_rewards, seed=n) for n in (1, 2, 3, 6)}
     steps[3] = steps[3][:25]
-    where = dump(tmp_path / "dumps", steps)
+    where = dump(Path("dumps"), steps)
     (where / "2.jsonl").write_text((where / "2.jsonl").read_text()[:-20])
     found = replayed(where)
     for said in (
@@ -190,11 +190,11 @@ def test_what_is_left_out_is_said(replayed, tmp_path):
     assert found["asked"] == pytest.approx(expected)
 
 
-def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed, tmp_path):
+def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed):
     rows = drawn(6, two_rewards)
     for row in rows:
         row["score"] = row["correctness"] + 0.25 * row["length"]
-    where = dump(tmp_path / "run/rollouts", {1: rows}).parent
+    where = dump(Path("run/rollouts"), {1: rows}).parent
     (where / ".hydra").mkdir()
     (where / ".hydra/config.yaml").write_text("algorithm: {adv_estimator: rloo}")
     found = replayed(where, "algorithm.adv_estimator=gdpo")
@@ -250,10 +250,10 @@ def test_verdicts_and_nested_components_are_read_as_the_training_reads_them(repl
     assert replayed(nested)["asked"] == expected
 
 
-def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed, tmp_path):
+def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed):
     rows = [row | {"output": "é" * (n % 5 + n % 3)} for n, row in enumerate(drawn(6, two_rewards))]
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    found = replayed(rows, "--tokenizer", tmp_path / "model")
+    byte_tokenizer().save_pretrained(Path("model"))
+    found = replayed(rows, "--tokenizer", Path("model"))
     # Two bytes a letter, and the end.
     lengths = torch.tensor([1 + len(row["output"].encode()) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).double()
@@ -264,17 +264,16 @@ def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed, tmp_path):
     assert "whitening is over responses" not in found["printed"]
 
 
-def test_rows_of_anybodys_need_the_name_of_the_group_alone(replayed, tmp_path):
+def test_rows_of_anybodys_need_the_name_of_the_group_alone(replayed):
     rows = drawn(4, two_rewards)
-    foreign = [
-        {"problem": i // 8, "right": row["correctness"], "len": row["length"]}
-        for i, row in enumerate(rows)
-    ]
-    (tmp_path / "x.jsonl").write_text(lines_of(foreign))
-    pq.write_table(pa.Table.from_pylist(foreign), tmp_path / "x.parquet")
-    for name in ("x.jsonl", "x.parquet"):
+    foreign = []
+    for place, row in enumerate(rows):
         # A column of numbers, which is no component.
-        found = replayed(tmp_path / name, "--group", "problem")
+        problem = place // 8
+        foreign.append({"problem": problem, "right": row["correctness"], "len": row["length"]})
+    for name in ("x.jsonl", "x.parquet"):
+        write(Path(name), foreign)
+        found = replayed(name, "--group", "problem")
         assert found["asked"] == pytest.approx(by_sequence(rows))
         assert found["components"].keys() == {"right", "len"}
 
@@ -309,116 +308,116 @@ def with_row(number, **changes):
     return {"1.jsonl": lines_of([*ROWS[:number], row])}
 
 
-# Files, what is asked of them, and what is said; {} is their folder.
+# Files, what is asked of them, and what is said.
 REFUSED = {
     "a component absent in a row": (
-        with_row(5, length=None), [], "'length' for row {}/1.jsonl, line 6",
+        with_row(5, length=None), "", "'length' for row dumps/1.jsonl, line 6",
     ),
-
     "an infinite number": (
-        with_row(5, length=math.inf), [], "found inf for row {}/1.jsonl, line 6",
+        with_row(5, length=math.inf), "", "found inf for row dumps/1.jsonl, line 6",
     ),
-
     "a text for the score": (
-        with_row(2, score="0.5"), [],
-        "{}/1.jsonl, line 3: expected a finite number for 'score', found '0.5'",
+        with_row(2, score="0.5"), "",
+        "dumps/1.jsonl, line 3: expected a finite number for 'score', found '0.5'",
     ),
     "a score of 400 digits": (
-        with_row(2, score=10**400), [],
-        "{}/1.jsonl, line 3: expected a finite number for 'score', found 1000",
+        with_row(2, score=10**400), "",
+        "dumps/1.jsonl, line 3: expected a finite number for 'score', found 1000",
     ),
-    "nothing but a cut line": ({"1.jsonl": WHOLE[:-30]}, [], "line 32: the row is incomplete"),
-    "no rows at all": ({"1.jsonl": "[1, 2]\n"}, [], "{}/1.jsonl, line 1: expected rows"),
+    "nothing but a cut line": ({"1.jsonl": WHOLE[:-30]}, "", "line 32: the row is incomplete"),
+    "no rows at all": ({"1.jsonl": "[1, 2]\n"}, "", "dumps/1.jsonl, line 1: expected rows"),
     "no components": (
-        {"1.jsonl": '{"input": "q", "output": "a", "score": 1.0, "uid": "u_0_0"}'}, [],
-        "{}/1.jsonl, line 1: expected reward components",
+        {"1.jsonl": '{"input": "q", "output": "a", "score": 1.0, "uid": "u_0_0"}'}, "",
+        "dumps/1.jsonl, line 1: expected reward components",
     ),
     "a row of another step": (
-        {"1.jsonl": lines_of([ROWS[0] | {"step": 1}, ROWS[1] | {"step": 7}])}, [],
-        "{}/1.jsonl, line 2: expected a row of step 1, found one of step 7",
+        {"1.jsonl": lines_of([ROWS[0] | {"step": 1}, ROWS[1] | {"step": 7}])}, "",
+        "dumps/1.jsonl, line 2: expected a row of step 1, found one of step 7",
     ),
     "two runs beside each other": (
-        {"a/1.jsonl": WHOLE, "b/rollouts/1.jsonl": WHOLE}, [],
-        "{}: expected the dumps of one run, found those of 2",
+        {"a/1.jsonl": WHOLE, "b/rollouts/1.jsonl": WHOLE}, "",
+        "dumps: expected the dumps of one run, found those of 2",
     ),
     "two files of one step": (
-        {"1.jsonl": WHOLE, "01.jsonl": WHOLE}, [], "found 01.jsonl and 1.jsonl, both of one step",
+        {"1.jsonl": WHOLE, "01.jsonl": WHOLE}, "", "found 01.jsonl and 1.jsonl, both of one step",
     ),
-    "no dumps": ({"notes.txt": "hello"}, [], "{}: expected rollouts/<step>.jsonl of a run"),
-    "no table": ({"completions_00001.parquet": "hello"}, [], "completions_00001.parquet, line 1:"),
+    "no dumps": ({"notes.txt": "hello"}, "", "dumps: expected rollouts/<step>.jsonl of a run"),
+    "no table": ({"completions_00001.parquet": "hello"}, "", "completions_00001.parquet, line 1:"),
     "a step that is a text": (
-        {"x.jsonl": lines_of([ROWS[0] | {"step": "1"}])}, [],
-        "{}/x.jsonl, line 1: expected a number for 'step', found '1'",
+        {"x.jsonl": lines_of([ROWS[0] | {"step": "1"}])}, "",
+        "dumps/x.jsonl, line 1: expected a number for 'step', found '1'",
     ),
-    "a cut line among rows": ({"x.jsonl": WHOLE[:-9]}, [], "x.jsonl, line 32: expected a JSON"),
+    "a cut line among rows": (
+        {"x.jsonl": WHOLE[:-9]}, "", "dumps/x.jsonl, line 32: expected a JSON",
+    ),
     "a configuration that is none": (
-        {"rollouts/1.jsonl": WHOLE, "config.yaml": "algorithm: {a: ${nowhere}}"}, [],
-        "{}/config.yaml: expected the run's configuration",
+        {"rollouts/1.jsonl": WHOLE, "config.yaml": "algorithm: {a: ${nowhere}}"}, "",
+        "dumps/config.yaml: expected the run's configuration",
     ),
-    "no groups": ({"x.jsonl": '{"a": 1}\n'}, [], "line 1: expected the column uid or prompt"),
+    "no groups": ({"x.jsonl": '{"a": 1}\n'}, "", "line 1: expected the column uid or prompt"),
     "a misspelt group": (
-        {"x.jsonl": '{"problem": 1}\n'}, ["--group", "problm"],
-        "--group: expected a column of {}/x.jsonl, line 1, one of ['problem'], found 'problm'. Did "
-        "you mean 'problem'?",
+        {"x.jsonl": '{"problem": 1}\n'}, "--group problm",
+        "--group: expected a column of dumps/x.jsonl, line 1, one of ['problem'], found 'problm'. "
+        "Did you mean 'problem'?",
     ),
     "no tokenizer": (
-        STOCK, ["--tokenizer", "{}/nowhere"], "--tokenizer: cannot load a tokenizer",
+        STOCK, "--tokenizer nowhere", "--tokenizer: cannot load a tokenizer",
     ),
     "runs of other components": (
-        {"1.jsonl": WHOLE, "x/y/z/1.jsonl": WHOLE.replace("length", "style")}, ["{}/x/y/z"],
-        "{}/x/y/z: expected the components ['correctness', 'length'] of {}, found ['correctness', ",
+        {"1.jsonl": WHOLE, "x/y/z/1.jsonl": WHOLE.replace("length", "style")}, "dumps/x/y/z",
+        "dumps/x/y/z: expected the components ['correctness', 'length'] of dumps, found ",
     ),
     "an estimator": (
-        STOCK, ["algorithm.adv_estimator=rloo"], "algorithm.adv_estimator: expected one of",
+        STOCK, "algorithm.adv_estimator=rloo", "algorithm.adv_estimator: expected one of",
     ),
-    "a key": (STOCK, ["algorithm.gdpo_whiten=none"], "algorithm.gdpo_whiten: unknown key"),
-
-    "several values": (STOCK, ["algorithm.gdpo.variant=dvao,gdpo"], "expected one value, found"),
+    "a key": (STOCK, "algorithm.gdpo_whiten=none", "algorithm.gdpo_whiten: unknown key"),
+    "several values": (STOCK, "algorithm.gdpo.variant=dvao,gdpo", "expected one value, found"),
     "no score": (
-        with_row(2, score=None), [],
-        "{}/1.jsonl, line 3: expected a number for 'score', found none",
+        with_row(2, score=None), "",
+        "dumps/1.jsonl, line 3: expected a number for 'score', found none",
     ),
     "a setting of other nodes": (
-        STOCK, ["actor_rollout_ref.rollout.n=16"],
+        STOCK, "actor_rollout_ref.rollout.n=16",
         "actor_rollout_ref.rollout.n: expected a setting of",
     ),
-    "a bracket": (STOCK, ["algorithm.gdpo={"], "algorithm.gdpo={"),
+    "a bracket": (STOCK, "algorithm.gdpo={", "algorithm.gdpo={"),
     "a reward that asks for more": (
-        STOCK, ["--function", "{}/reward.py:asks"],
-        "{}/1.jsonl, line 1: {}/reward.py:asks needs extra_info['level'], which was not dumped",
+        STOCK, "--function reward.py:asks",
+        "dumps/1.jsonl, line 1: reward.py:asks needs extra_info['level'], which was not dumped",
     ),
     "a reward that asks for the source": (
-        STOCK, ["--function", "{}/reward.py:of_a_source"],
-        "{}/1.jsonl, line 1: {}/reward.py:of_a_source needs data_source, which was not dumped",
+        STOCK, "--function reward.py:of_a_source",
+        "dumps/1.jsonl, line 1: reward.py:of_a_source needs data_source, which was not dumped",
     ),
     "a reward that ends": (
-        STOCK, ["--function", "{}/reward.py:hangs"],
-        "{}/1.jsonl, line 1: {}/reward.py:hangs ended its process",
+        STOCK, "--function reward.py:hangs",
+        "dumps/1.jsonl, line 1: reward.py:hangs ended its process",
     ),
     "a reward that raises": (
-        STOCK, ["--function", "{}/reward.py:raises"],
-        "{}/1.jsonl, line 1: {}/reward.py:raises raised KeyError: 'an answer without a number'",
+        STOCK, "--function reward.py:raises",
+        "dumps/1.jsonl, line 1: reward.py:raises raised KeyError: 'an answer without a number'",
     ),
     "no reward": (
-        STOCK, ["--function", "{}/reward.py:missing"], "has no attribute 'missing'",
+        STOCK, "--function reward.py:missing", "has no attribute 'missing'",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_named_with_file_and_line_or_key(capsys, tmp_path, name):
+def test_what_is_wrong_is_named_with_file_and_line_or_key(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
     files, words, said = REFUSED[name]
-    for file, text in (files | {"reward.py": REWARD}).items():
-        path = tmp_path / file
+    for file, text in files.items():
+        path = Path("dumps", file)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    where = str(tmp_path / "x.jsonl" if "x.jsonl" in files else tmp_path)
-    words = [word.replace("{}", str(tmp_path)) for word in words]
-    assert main(["replay", where, *words]) == 1
+    Path("reward.py").write_text(REWARD)
+    where = "dumps/x.jsonl" if "x.jsonl" in files else "dumps"
+    assert main(["replay", where, *words.split()]) == 1
     printed = capsys.readouterr()
     assert not printed.out
     assert "Traceback" not in printed.err
-    assert said.replace("{}", str(tmp_path)) in printed.err
+    assert said in printed.err
 
 
 def test_settings_alone_are_asked_of_nothing(capsys):
