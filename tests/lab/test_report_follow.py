@@ -27,6 +27,11 @@ def _quick(monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=id, monotonic=lambda: 0.0))
 
 
+ONE = [training(1, 0.5, 1.0)]
+BEFORE = [{"step": 0, "data": validation(0.5, 0.0)}]
+TOTAL = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training steps: 40\n"
+
+
 def launch(run, records, log_line):
     """A training as `follow` meets it, one thing between two looks."""
     run.mkdir(exist_ok=True)
@@ -43,7 +48,7 @@ def launch(run, records, log_line):
             yield
 
 
-def followed(run, records, total_steps=12, log_line="", questions=""):
+def followed(run, records, total_steps=12, log_line=""):
     """The lines that are shown of a training."""
     process = launch(run, records, log_line)
     stream = io.StringIO()
@@ -52,15 +57,14 @@ def followed(run, records, total_steps=12, log_line="", questions=""):
         return next(process, "ended") != "ended"
 
     with contextlib.redirect_stderr(stream):
-        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", questions=questions)
+        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo")
     return stream.getvalue().splitlines()
 
 
 def test_progress_is_a_line_a_step(tmp_path):
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
-    first = {"step": 0, "data": validation(0.5, 0.0)}
     rewards = "(25% constant), correctness 1.000 (50% constant)"
-    assert followed(tmp_path / "run", [first, *records], total_steps=4) == [
+    assert followed(tmp_path / "run", BEFORE + records, total_steps=4) == [
         "gdpo: starting Ray, vLLM and FSDP… 0 s",
         "gdpo: validating or taking the first step… 0 s",
         f"gdpo: step 1/4: format 0.250 {rewards}, 2.0 s a step, about 6 s left",
@@ -71,37 +75,25 @@ def test_progress_is_a_line_a_step(tmp_path):
     ]
 
 
-def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path):
-    answered = {"step": 0, "data": validation(0.5, 0.0)}
-    assert followed(tmp_path / "run", [answered], questions="256 × 4 questions") == [
-        "gdpo: starting Ray, vLLM and FSDP… 0 s",
-        "gdpo: answering 256 × 4 questions… 0 s",
-        "gdpo: answered 256 × 4 questions in 0 s",
-    ]
-
-
-ONE = [training(1, 0.5, 1.0)]
-TOTAL = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training steps: 40\n"
-
-
 @pytest.mark.parametrize(
-    ("records", "options", "last"),
+    ("records", "steps", "log_line", "last"),
     [
-        (ONE, {}, "step 1/12: ended early after 0 s: format 0.500"),
-        (ONE, {"total_steps": 0}, "step 1: ended after 0 s: format 0.500"),
+        (ONE, 12, "", "step 1/12: ended early after 0 s: format 0.500"),
+        (ONE, 0, "", "step 1: ended after 0 s: format 0.500"),
         # The number of steps that is not set is taken from the log.
-        (ONE, {"total_steps": 0, "log_line": TOTAL}, "step 1/40: ended early after 0 s: format"),
-        ([], {}, "ended after 0 s (validating or taking the first step)"),
-        ([], {"questions": "9 questions"}, "ended after 0 s (answering 9 questions)"),
+        (ONE, 0, TOTAL, "step 1/40: ended early after 0 s: format 0.500"),
+        ([], 12, "", "ended after 0 s (validating or taking the first step)"),
+        # A validation takes no step.
+        (BEFORE, 12, "", "ended after 0 s (validating or taking the first step)"),
     ],
 )
-def test_the_last_line_says_how_the_training_ended(tmp_path, records, options, last):
+def test_the_last_line_says_how_the_training_ended(tmp_path, records, steps, log_line, last):
     # What an earlier launch printed is not shown again.
     write_lines(tmp_path / "train.log", ["Initial validation metrics"])
-    lines = followed(tmp_path, records, **options)
+    lines = followed(tmp_path, records, steps, log_line)
     assert lines[-1].startswith(f"gdpo: {last}")
     assert "validated" not in "".join(lines)
-    if options == {"total_steps": 0, "log_line": TOTAL}:
+    if log_line:
         assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
 
 

@@ -15,7 +15,7 @@ from gdpo_verl.lab.replay.forecast import Forecast, groups_of_size
 from gdpo_verl.lab.replay.output import verdict_lines
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.step.batch import RewardBatch
 
 
 def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:

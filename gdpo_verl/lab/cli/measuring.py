@@ -72,11 +72,13 @@ def _add_check_reward(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="Score responses that this model samples. Default: no model is loaded.",
     )
-    for option, about in (
-        ("--timeout", "Stop a call of the reward function after S seconds. Default: 60."),
-        ("--step-seconds", "A call may take 5 %% of S, the seconds of a step. Default: 60."),
-    ):
-        check.add_argument(option, metavar="S", type=float, default=60.0, help=about)
+    check.add_argument(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="Stop a call of the reward function after S seconds. Default: 60.",
+    )
     check.set_defaults(command=_check_reward, takes_overrides=True)
 
 
@@ -294,7 +296,6 @@ def _check_reward(options: argparse.Namespace) -> int:
         samples=options.samples,
         rows=options.rows,
         timeout=options.timeout,
-        step_seconds=options.step_seconds,
     )
     print(printable(report_text(report)))
     _write_json(options.json, report)

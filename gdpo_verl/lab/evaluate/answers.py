@@ -27,7 +27,7 @@ from gdpo_verl.lab.rundir.responses import Response, responses_of
 from gdpo_verl.lab.rundir.run import select, settings_with
 from gdpo_verl.lab.rundir.trust import foreign_code
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
-from gdpo_verl.plugin.reward_function import declared_reward
+from gdpo_verl.plugin.checks.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
 
 PARSE_ERROR = "parse_error"

@@ -146,7 +146,7 @@ def write_page(result: Replay, folder: Path) -> Path:
     """Write index.html, which needs no other file; returns its path."""
     head, *rows = table(result)
     page = (
-        templates("gdpo_verl.lab.report")
+        templates(__file__)
         .get_template("replay.html.j2")
         .render(
             result=result,

@@ -66,7 +66,7 @@ def _of_mini_batches(parts: Sequence[tuple[int, Mapping[str, float]]]) -> Metric
     """Return the metrics of a step from those of its mini-batches, as verl aggregates them.
 
     A mean has the weight of what it is over, without one that of the responses
-    (`gdpo_verl.plugin.aggregation`).
+    (`gdpo_verl.plugin.step.aggregation`).
     """
     metrics: Metrics = {}
     for key in dict.fromkeys(key for _, found in parts for key in found):

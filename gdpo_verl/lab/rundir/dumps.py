@@ -14,8 +14,8 @@ import orjson
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import ADVANTAGE
-from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import NESTED, unnested
+from gdpo_verl.upstream.row_key import RowKey
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")

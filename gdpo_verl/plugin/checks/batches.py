@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gdpo_verl.plugin.validation import on_default_trainer
+from gdpo_verl.plugin.checks.validation import on_default_trainer
 
 _ACTOR = "actor_rollout_ref"
 

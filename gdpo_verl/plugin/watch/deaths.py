@@ -1,7 +1,7 @@
 """Name the process of a run that died, from the text that Ray prints about it.
 
-The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.liveness`), and
-the launcher describes a log. Where nothing matches, the launcher shows the last error of the log.
+The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.watch.liveness`),
+and the launcher a log (`gdpo_verl.lab.run.log`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _ROLES = {
     "WorkerDict": "a training worker (FSDP or Megatron)",
     "vLLMHttpServer": "a vLLM server",
 }
-_TRAINERS = {"TaskRunner", "TaskRunnerV1"}
 # Ray's ActorDiedError (ray/exceptions.py); all lines except the first two may be missing.
 _BLOCK = re.compile(
     r"class_name: (?P<kind>\S+)\n\s*actor_id: \w+\n"
@@ -41,16 +40,6 @@ _MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
 )
 _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation task|owner has died")
-# The error that gdpo-verl raised itself after a death.
-_TOLD = re.compile(r"(?:RuntimeError|gdpo-verl): ((?:an?|the) [\w (),.']+ died: .+)")
-_PREFIX = re.compile(r"^(?:\([^()]*pid=[^()]*\) )+", re.M)  # vLLM adds another
-_REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$", re.M)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def plain(log: str) -> str:
-    """Return a log without colours and without the name of the process before each line."""
-    return _REPEATED.sub("", _PREFIX.sub("", _COLOUR.sub("", log)))
 
 
 def describe_actor_death(error: str) -> str | None:
@@ -60,7 +49,7 @@ def describe_actor_death(error: str) -> str | None:
       For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
       killed or crashed"; None when it ended as intended, or when the text is another error.
     """
-    return next((sentence for _, sentence in _deaths(error)), None)
+    return next((sentence for _, sentence in deaths_in(error)), None)
 
 
 def describe_memory_death(error: str) -> str | None:
@@ -74,29 +63,6 @@ def describe_memory_death(error: str) -> str | None:
     )
 
 
-def describe_log(log: str) -> str | None:
-    """Name the first process that died, from the output of a run; None when none did.
-
-    The death of the trainer's own process follows another death, so it counts only when there is no
-    other.
-    """
-    text = plain(log)
-    told = _TOLD.search(text)
-    if told:
-        return told[1]
-    deaths = _deaths(text)
-    others = [death for death in deaths if death[0] not in _TRAINERS]
-    sentences = [sentence for _, sentence in others or deaths]
-    return describe_memory_death(text) or next(iter(sentences), None)
-
-
-def describe_driver_death(pid: int, status: int) -> str | None:
-    """Describe the driver's death from its return code; None if it exited by itself."""
-    if status >= 0:
-        return None
-    return f"the driver died: pid {pid} was killed by {signal_name(-status)}"
-
-
 def signal_name(number: int) -> str:
     """Name a signal: 9 is "SIGKILL", a number without a name "signal 99"."""
     try:
@@ -105,7 +71,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _deaths(text: str) -> list[tuple[str, str]]:
+def deaths_in(text: str) -> list[tuple[str, str]]:
     """List the class of each actor that died, and a sentence about its death."""
     deaths = []
     for block in _BLOCK.finditer(text):

@@ -16,9 +16,9 @@ import torch
 from gdpo_verl.advantage import GDPO
 from gdpo_verl.config import Objective
 from gdpo_verl.config.components import BY_TURN, MINI_BATCH, TOKENS
-from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.plugin.step.batch import RewardBatch
 from gdpo_verl.reward_dicts import as_written
+from gdpo_verl.upstream.row_key import RowKey
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 

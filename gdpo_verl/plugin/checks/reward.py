@@ -22,7 +22,7 @@ import torch
 from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import RESERVED
-from gdpo_verl.plugin.reward_function import (
+from gdpo_verl.plugin.checks.reward_function import (
     MANAGER_NAME,
     in_configuration,
     user_place,

@@ -8,10 +8,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin import reward
-from gdpo_verl.plugin.batch import failed_judgement
-from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, declared_reward
-from gdpo_verl.reward_dicts import read_components, unnested
+from gdpo_verl.plugin.checks import reward
+from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME, declared_reward
+from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
 
 # algorithm.filter_groups.metric: a group is dropped only if the estimator gives it nothing.
 FILTER_METRIC = "components"

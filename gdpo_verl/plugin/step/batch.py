@@ -16,34 +16,19 @@ from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Decomposition, MaskedRows, TurnDecomposition, Turns
 from gdpo_verl.advantage.checks import read_number
 from gdpo_verl.config import Objective
-from gdpo_verl.plugin.row_key import RowKey
 from gdpo_verl.reward_dicts import (
     RewardErrors,
     check_unscored,
     decompose_by_turn,
+    failed_judgement,
     read_components,
     turn_lists,
     unnested,
 )
+from gdpo_verl.upstream.row_key import RowKey
 
 # The largest share of a batch's responses that may have no reward; above it the run ends.
 MOST_REWARD_ERRORS = 0.5
-NEEDS_TRAINER_HOOKS = (
-    "works only in verl's default trainer. Train with verl.trainer.main_ppo and "
-    "trainer.use_v1=true, or remove this setting."
-)
-
-
-def failed_judgement(info: Mapping[str, Any]) -> str:
-    """Return why verl's `rate_limited` manager has no reward for a row; '' where it has one.
-
-    Without a reward it returns the score 0 and one of two keys in addition to 'acc'
-    (verl/experimental/ reward_loop/reward_manager/limited.py, `run_single`); such a row is not
-    scored.
-    """
-    if set(info) == {"timeout", "acc"}:
-        return "timeout"
-    return str(info["error"]) if set(info) == {"error", "acc"} else ""
 
 
 def judged(info: Mapping[str, Any], objective: Objective) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gdpo_verl import diagnostics, names
-from gdpo_verl.plugin.hooks import wrap
+from gdpo_verl.upstream.hooks import wrap
 
 
 def install(aggregator: Any) -> None:

@@ -32,7 +32,7 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.names import UNSCORED
-from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, components_of, judge_of
+from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME, components_of, judge_of
 from gdpo_verl.reward_dicts import score_of, unnested, with_sums
 from gdpo_verl.rewards.thought import opened_thought
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpo_verl.plugin import estimator, validation
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.trainer import TrainerHooks, given_up_on_error, hooks_of
+from gdpo_verl.plugin.checks import validation
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.step import estimator
+from gdpo_verl.plugin.step.trainer import TrainerHooks, given_up_on_error, hooks_of
 
 
 def init(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:

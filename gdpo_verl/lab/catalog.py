@@ -1,41 +1,54 @@
-"""The data sets that `gdpo-verl prepare` writes, found in the folders of the recipes."""
+"""The data sets of `gdpo-verl prepare` and the tasks of `gdpo-verl make-policy`.
+
+This module imports the folders of all recipes, so nothing that a recipe imports may import it.
+"""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from gdpo_verl import recipes
+from gdpo_verl.lab.tasks.data_set import DataSet
+from gdpo_verl.recipes import (
+    code,
+    gsm8k,
+    instructions,
+    math_length,
+    tool_call,
+    tool_turns,
+    toolbox,
+)
+
+if TYPE_CHECKING:
+    from gdpo_verl.lab.policy.task import PolicyTask
+
+DATA_SETS: Mapping[str, DataSet] = {
+    **code.DATA_SETS,
+    **gsm8k.DATA_SETS,
+    **instructions.DATA_SETS,
+    **math_length.DATA_SETS,
+    **tool_call.DATA_SETS,
+    **tool_turns.DATA_SETS,
+    **toolbox.DATA_SETS,
+}
+
+POLICY_TASKS = ("toolbox", "tool-turns", "reasoning-gym", "bfcl")
+"""The names of `policy_tasks`, whose import takes seconds."""
 
 _NOTED = 5  # rejected rows that are described
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """A data set: the module that makes its rows, and their source."""
+def policy_tasks() -> dict[str, PolicyTask]:
+    """Return the tasks for which `make-policy` trains a policy, by their names."""
+    from gdpo_verl.recipes.gsm8k import policy as reasoning_gym
+    from gdpo_verl.recipes.tool_call import policy as bfcl
+    from gdpo_verl.recipes.tool_turns import policy as tool_turns
+    from gdpo_verl.recipes.toolbox import policy as toolbox
 
-    module: str  # has ``prepare(out_dir, …)``
-    max_prompt_length: int  # the recipe's, in tokens
-    # Where rows come from: the hub, ``--from`` alone, here, or either of the last two.
-    source: Literal["hub", "given", "own", "any"] = "hub"
-    trained: bool = True  # false for what is only asked: one split, all of it test
-    shots: bool = False  # it takes worked examples as earlier turns
-    several: bool = False  # its module makes several, and gets the name
-
-
-@cache
-def data_sets() -> Mapping[str, DataSet]:
-    """Every data set by its name, as the folders of the recipes declare them."""
-    by_name: dict[str, DataSet] = {}
-    for folder in pkgutil.iter_modules(recipes.__path__, f"{recipes.__name__}."):
-        by_name |= importlib.import_module(folder.name).DATA_SETS
-    return by_name
+    tasks = (toolbox.TASK, tool_turns.TASK, reasoning_gym.TASK, bfcl.TASK)
+    return {task.name: task for task in tasks}
 
 
 def prepare(
@@ -52,7 +65,7 @@ def prepare(
     """Write the data set ``name`` to ``out_dir`` and return its provenance.
 
     Args:
-      name: one of `data_sets`.
+      name: one of `DATA_SETS`.
       out_dir: gets train.parquet and validation.parquet, of a benchmark test.parquet, and
         provenance.json.
       source: a file, a folder or a hub id; by default where it is published.
@@ -62,10 +75,8 @@ def prepare(
       max_prompt_length: tokens that fit; by default the recipe's.
       shots: worked examples that stand as earlier turns before each question.
     """
-    data_set = data_sets()[name]
+    data_set = DATA_SETS[name]
     options: dict[str, Any] = {"seed": seed}
-    if data_set.several:
-        options["name"] = name
     if data_set.source != "own":
         options["source"] = source
     elif source is not None or validation is not None:
@@ -88,8 +99,7 @@ def prepare(
         raise ValueError(
             "--max-prompt-length: this option counts tokens. Give --model, the model to be trained"
         )
-    module = importlib.import_module(data_set.module)
-    return dict(module.prepare(out_dir, **options))
+    return data_set.prepare(out_dir, **options)
 
 
 def prepare_command_of(path: str | Path) -> str | None:
@@ -102,7 +112,7 @@ def prepare_command_of(path: str | Path) -> str | None:
     >>> prepare_command_of("data/mine/train.parquet")
     """
     folder = Path(path).parent
-    data_set = data_sets().get(folder.name)
+    data_set = DATA_SETS.get(folder.name)
     if data_set is None:
         return None
     command = f"gdpo-verl prepare {folder.name}"

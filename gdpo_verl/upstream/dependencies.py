@@ -22,11 +22,14 @@ class Dependency:
       parameters: the parameters of a function in order, as our function takes them or as we pass
         them; further parameters may follow after "...".
       reads: names that must occur in the source, because we read them.
+      writes: texts that must occur in its strings, because we look for them in what it writes:
+        lines of a log, or names of files.
     """
 
     name: str
     parameters: str = "..."
     reads: str = ""
+    writes: Sequence[str] = ()
 
 
 Contract = Mapping[str, Sequence[Dependency]]  # the key is the module, inside the package
@@ -69,9 +72,13 @@ def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
             same = actual[:first] == expected[:first]
         if not same:
             yield f"takes ({', '.join(actual)}), expected ({', '.join(expected)})"
-    missing = sorted(set(dependency.reads.split()) - set(_words(node)))
+    words = set(_words(node))
+    missing = sorted(set(dependency.reads.split()) - words)
     if missing:
         yield f"does not use {', '.join(missing)}"
+    for text in dependency.writes:
+        if not any(text in word for word in words):
+            yield f"does not write {text!r}"
 
 
 def _find(module: str, name: str, root: Path) -> ast.AST | None:

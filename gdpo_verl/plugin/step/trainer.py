@@ -5,7 +5,7 @@ verl 0.9.1's default trainer calls an estimator without reward components
 out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
 every trainer mode and every derived trainer has them. They do not change a run that uses nothing
 of ours. In a run with another estimator, an error in this module is logged once, and the hooks are
-switched off. For crashes see `gdpo_verl.plugin.liveness` and `gdpo_verl.lab.run.checkpoints`.
+switched off. For crashes see `gdpo_verl.plugin.watch.liveness` and `gdpo_verl.lab.run.checkpoints`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,16 @@ from ray.exceptions import RayActorError
 
 from gdpo_verl import diagnostics, names
 from gdpo_verl.config import Objective
-from gdpo_verl.plugin import (
-    aggregation,
-    checkpoint,
-    estimator,
-    liveness,
-    queue,
-    replay_buffer,
-    reward,
-    validation,
-)
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
-from gdpo_verl.plugin.estimator import AdvantageStep
-from gdpo_verl.plugin.hooks import wrap
-from gdpo_verl.plugin.reward_function import MANAGER_NAME
+from gdpo_verl.plugin.checks import reward, validation
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME
+from gdpo_verl.plugin.step import aggregation, estimator, queue, replay_buffer
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.dumps import Dump, DumpSettings, log_rollout_data
+from gdpo_verl.plugin.step.estimator import AdvantageStep
+from gdpo_verl.plugin.watch import checkpoint, liveness
 from gdpo_verl.reward_dicts import RewardErrors
+from gdpo_verl.upstream.hooks import wrap
 
 logger = logging.getLogger(__name__)
 

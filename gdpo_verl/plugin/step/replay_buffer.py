@@ -24,11 +24,11 @@ from ray.util import list_named_actors
 
 from gdpo_verl.config import Objective
 from gdpo_verl.names import FAILED_SESSIONS
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.hooks import wrap
-from gdpo_verl.plugin.queue import response_masks, reward_infos
-from gdpo_verl.plugin.row_key import RowKey
-from gdpo_verl.plugin.validation import FILTER_METRIC
+from gdpo_verl.plugin.checks.validation import FILTER_METRIC
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.queue import response_masks, reward_infos
+from gdpo_verl.upstream.hooks import wrap
+from gdpo_verl.upstream.row_key import RowKey
 
 logger = logging.getLogger(__name__)
 

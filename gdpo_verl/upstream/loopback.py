@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from gdpo_verl.plugin.model import joins_cluster
+from gdpo_verl.upstream.model import joins_cluster
 
 ADDRESS = "127.0.0.1"
 _VARIABLES = {

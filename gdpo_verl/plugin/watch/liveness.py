@@ -24,8 +24,8 @@ import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 from ray.util import list_named_actors
 
-from gdpo_verl.plugin import deaths
-from gdpo_verl.plugin.hooks import wrap
+from gdpo_verl.plugin.watch import deaths
+from gdpo_verl.upstream.hooks import wrap
 
 logger = logging.getLogger(__name__)
 

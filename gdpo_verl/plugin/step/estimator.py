@@ -14,8 +14,9 @@ from torch import Tensor
 from gdpo_verl.advantage import MaskedRows
 from gdpo_verl.advantage.checks import result_dtype
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS, RewardBatch, RewardRows
-from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.config.wording import NEEDS_TRAINER_HOOKS
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.upstream.row_key import RowKey
 
 
 @dataclass
@@ -38,7 +39,7 @@ class AdvantageStep:
 
 _step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
 # A trainer without a TransferQueue does not tell the estimator which reward function the components
-# come from; `gdpo_verl.plugin.legacy` stores the trainer of this process here.
+# come from; `gdpo_verl.plugin.step.legacy` stores the trainer of this process here.
 legacy_trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
 
 
@@ -146,7 +147,7 @@ def _rows_of_arguments(
     """Return the rows of a trainer without our hooks, which passes the components itself.
 
     verl's legacy trainer does this, and so do other trainers that call its `compute_advantage`: see
-    `gdpo_verl.plugin.legacy`.
+    `gdpo_verl.plugin.step.legacy`.
     """
     hooks = getattr(legacy_trainer.get(), "gdpo_hooks", None)
     objective: Objective | None = getattr(hooks, "objective", None)

@@ -16,18 +16,20 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gdpo_verl.config import GdpoConfig, Objective, parsing
+from gdpo_verl.config.wording import NEEDS_TRAINER_HOOKS
 from gdpo_verl.names import did_you_mean
-from gdpo_verl.plugin import batches, contract, reward, shared_prompts
-from gdpo_verl.plugin.batch import NEEDS_TRAINER_HOOKS
-from gdpo_verl.plugin.model import check_lora, check_model, joins_cluster
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, unnamed_arguments
-from gdpo_verl.plugin.validation import (
+from gdpo_verl.plugin import contract, shared_prompts
+from gdpo_verl.plugin.checks import batches, reward
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME, unnamed_arguments
+from gdpo_verl.plugin.checks.validation import (
     FILTER_METRIC,
     is_gdpo,
     manager_name,
     objective_of,
     on_default_trainer,
+    uses_plugin,
 )
+from gdpo_verl.upstream.model import check_lora, check_model, joins_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -342,7 +344,12 @@ CHECKS: Mapping[Moment, Mapping[str, Callable[[Run], object]]] = {
 
 
 def check_before_ray(config: Any) -> None:
-    """Make the checks of verl's driver, where the trainer may run on another machine."""
+    """Make the checks of verl's driver, where the trainer may run on another machine.
+
+    A run that uses nothing of the plug-in is not checked.
+    """
+    if not uses_plugin(config):
+        return
     run = Run(config)
     check_run(run, Moment.KEYS, Moment.CONFIGURATION)
     if not joins_cluster(config):
