@@ -22,7 +22,6 @@ from gdpo_verl import recipes
 ROOT = Path(gdpo_verl.__file__).parent
 # Next to the package in a clone, inside it in a wheel.
 RECIPES = Path(recipes.__file__).parent
-SHARED = ROOT / "lab/templates"  # of pages
 PACKAGE = [path for path in ROOT.rglob("*.py") if RECIPES not in path.parents]
 FILES = [*PACKAGE, *RECIPES.rglob("*.py")]
 
@@ -206,13 +205,12 @@ def test_modules_are_imported_by_their_names():
     assert by_variable == set(IMPORTS_BY_VARIABLE)
 
 
-def test_templates_lie_next_to_what_fills_them_in_or_are_shared():
+def test_templates_lie_next_to_what_fills_them_in():
     templates = list(ROOT.rglob("*.j2"))
     assert templates
     for path in (*PACKAGE, *templates):
         for name in re.findall(r"""["']([\w.]+\.j2)["']""", path.read_text(encoding="utf-8")):
-            folders = (path.parent, SHARED)
-            assert any((folder / name).is_file() for folder in folders), (place_of(path), name)
+            assert (path.parent / name).is_file(), (place_of(path), name)
     for path in PACKAGE:
         calls = re.findall(r"\btemplates\((.*?)\)", path.read_text(encoding="utf-8"))
         assert set(calls) <= {"__file__", "module_file: str"}, place_of(path)

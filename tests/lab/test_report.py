@@ -28,7 +28,6 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.figures import recipe_colors
 from gdpo_verl.lab.report.groups import read_step
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.report.samples import choose_samples
 from gdpo_verl.lab.rundir.metrics import RunError, set_aside_metrics
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
@@ -58,8 +57,7 @@ def page(written):
 
 def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, page):
     out = written.parent
-    assert {path.name for path in out.iterdir()} == {"index.html", "summary.md", "curves.png"}
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in out.iterdir()} == {"index.html", "summary.md"}
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("|  | gdpo | grpo |\n|---|---|---|\n")
     for text in (
@@ -70,23 +68,18 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
-        # 3 steps of 2 s and one validation of 4 s.
-        "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
         "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):
         assert text in summary
     assert page.open == []
-    # Two components, two panels of what is logged of groups, four of the training.
-    assert page.tags.count("svg") == 8
+    # Two components, and two panels of what is logged of groups.
+    assert page.tags.count("svg") == 4
     for text in (
         "gdpo and grpo",
         "policy tiny",
         "0.500 → 1.500",
-        "Of 2 prompts, 1 changed a score",
-        "gdpo , step 0: format 0, correctness -3",
-        "gdpo , step 3: format 1, correctness 3 now right",
-        "In 2 of 4 dumped groups",
+        "In 1 of 2 groups (50.0%) GRPO gives one advantage",
     ):
         assert text in page.text
 
@@ -114,7 +107,6 @@ def test_text_from_the_model_is_shown_and_never_run(written, page):
     # The page's own script, and data that no browser runs.
     assert page.tags.count("script") == len(page.scripts)
     assert HOSTILE not in "".join(page.scripts.values())
-    assert f"call for add 1 {HOSTILE}" in page.text
     assert f"hostile.{HOSTILE} {HOSTILE} gdpo" in page.text
     assert "<script" not in written.with_name("summary.md").read_text()
     groups = json.loads(page.scripts["r0-held-out-0"])["groups"]
@@ -126,8 +118,10 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path):
     rows = [answer("half \ud83d", "\ud83d", 0.0, 0.0), answer("add 1", "x", 1.0, 0.0)]
     write_lines(run / "validation/0.jsonl", rows)
     write_lines(run / "validation/3.jsonl", rows)
+    dead = [rollout(f"a_{i}_0", 1.0, 1.0, 0.0, 0.0) | {"input": "half \ud83d"} for i in range(2)]
+    write_lines(run / "rollouts/2.jsonl", dead)
     page = page_of(tmp_path, run)
-    assert "half ?" in page.text
+    assert "For example: “half ?”" in page.text
     texts = [g["rows"][0]["text"] for g in json.loads(page.scripts["r0-held-out-3"])["groups"]]
     assert "\ud83d" in texts
 
@@ -203,8 +197,8 @@ def test_what_holds_no_run_is_refused(tmp_path):
     for name, said in {
         "none": "none: expected a run directory that holds metrics.jsonl.*found nothing",
         "file": "found another file",
-        "empty": "found it empty",
-        "cut_run": r"found no complete line in metrics\.jsonl",
+        "empty": r"found the files \[\]",
+        "cut_run": r"found the files \['metrics\.jsonl'\]",
     }.items():
         with pytest.raises(RunError, match=said):
             write_report([tmp_path / name], tmp_path / "out")
@@ -273,9 +267,7 @@ def test_file_that_verls_tracker_writes_is_read(tmp_path, monkeypatch):
     file = tmp_path / "mine/gdpo.jsonl"
     assert read_run(file).metrics == {1: {"rewards/format/mean": 0.5}}
     write_lines(tmp_path / "mine/notes.jsonl", [{"no": "metrics"}])
-    run = read_run(file.parent)
-    assert list(run.metrics) == [1]
-    assert "There is no metrics.jsonl: the metrics are those of gdpo.jsonl." in run.notes
+    assert find_runs([file.parent]) == [file]
     # Why set_aside_metrics exists; when this fails, verl appends and it can go.
     tracking.FileLogger("mine", "gdpo").finish()
     assert file.read_bytes() == b""
@@ -316,7 +308,7 @@ def test_files_under_verls_own_names_are_runs(tmp_path):
             assert (list(run.rollouts), list(run.validation)) == ([2], [0, 3])
     text = page_of(tmp_path, mine).text
     assert "What each reward did: gdpo and grpo" in text
-    assert "In 2 of 4 dumped groups" in text
+    assert text.count("In 1 of 2 groups (50.0%) GRPO gives one advantage") == 2
     # The tutorial has these settings.
     page = Path(__file__).parents[2] / "docs/first_run.md"
     lines = [line.strip(" \\") for line in page.read_text(encoding="utf-8").splitlines()]
@@ -341,26 +333,9 @@ def test_runs_of_mixed_versions_are_named(tmp_path):
     (grpo / "launch.json").write_text('{"recipe": "a", "version": "0.2.0"}')
     write_lines(grpo / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
     text = page_of(tmp_path, gdpo, grpo).text
-    assert "different versions of gdpo-verl: gdpo: 0.1.0, grpo: 0.2.0." in text
-    assert "grpo: without the component correctness, format of the other runs." in text
+    assert "version of gdpo-verl 0.1.0 0.2.0" in text
     (gdpo / "launch.json").write_text("{")
-    assert "launch.json could not be read" in " ".join(read_run(gdpo).notes)
-
-
-def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    before = [answer(f"prompt {i}", "x", 1.0, 0.0) for i in range(20)]
-    # Half get better, a quarter worse, a quarter stay.
-    after = [answer(f"prompt {i}", "y", float(i % 4 != 0), float(i % 2)) for i in range(20)]
-    write_lines(run / "validation/0.jsonl", before)
-    write_lines(run / "validation/3.jsonl", after)
-    samples = choose_samples([read_run(run)], COMPONENTS)
-    assert (samples["prompts"], samples["changed"]) == (20, 15)
-    assert [sample["changed"] for sample in samples["chosen"]] == [True] * 4 + [False] * 2
-    # verl orders a dump by random ids: the choice does not depend on the order.
-    write_lines(run / "validation/0.jsonl", before[::-1])
-    write_lines(run / "validation/3.jsonl", after[::-1])
-    assert choose_samples([read_run(run)], COMPONENTS) == samples
+    assert read_run(gdpo).launch == {}
 
 
 def test_no_two_of_six_runs_share_a_colour(tmp_path):

@@ -1,24 +1,18 @@
-"""The console's line during a training, and a report that is kept current."""
+"""The console's line during a training."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import logging
 from types import SimpleNamespace
 
 import pytest
-from fake_runs import training, validation, write_lines, write_run
+from fake_runs import training, validation, write_lines
 
-from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.report import follow_report
-from gdpo_verl.lab.report import page as report_page
 from gdpo_verl.lab.run import progress
 from gdpo_verl.lab.run.progress import follow
-from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import is_running
 
 
 @pytest.fixture(autouse=True)
@@ -118,56 +112,3 @@ def test_a_constant_component_is_announced_once(tmp_path):
     assert lines[place].startswith(
         "gdpo: alert: correctness is constant in 90% of the groups (mean 1), since step 1. "
     )
-
-
-def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path, monkeypatch):
-    run = write_run(tmp_path / "gdpo")
-    page = tmp_path / "out/index.html"
-    said = []
-    shown = []
-    metrics = run / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text("".join(whole.splitlines(keepends=True)[:3]))
-
-    def finish(seconds):
-        shown.append(page.read_text(encoding="utf-8"))
-        metrics.write_text(whole)
-        (run / "done").touch()
-
-    monkeypatch.setattr(report_page, "time", SimpleNamespace(sleep=finish))
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert follow_report([run], page.parent, every=1, say=said.append) == page
-    assert said == [f"{page}: kept current every 1 s"]
-    (first,) = shown
-    last = page.read_text(encoding="utf-8")
-    assert "<td>2 of 3</td>" in first
-    assert '<body data-refresh="1">' in first
-    assert "<td>3 of 3</td>" in last
-    assert "data-refresh" not in last
-
-
-def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    assert not is_running(run)
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert is_running(run)
-    assert not is_running(run)
-    (run / "lock").unlink()
-    write_lines(run / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    assert is_running(run)
-    (run / "config.yaml").unlink()
-    assert is_running(run)
-    assert not is_running(tmp_path)
-
-
-def test_following_what_has_ended_writes_once(tmp_path, capsys):
-    run = write_run(tmp_path / "gdpo")
-    out = tmp_path / "out"
-    with pytest.raises(ValueError, match="more than 0 seconds"):
-        follow_report([run], out, every=0)
-    with pytest.raises(RunError, match="found nothing"):
-        follow_report([tmp_path / "none"], out)
-    assert main(["report", "--follow", str(run), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out / 'index.html'}\n"

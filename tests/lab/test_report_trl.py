@@ -11,7 +11,7 @@ import pytest
 from fake_runs import page_of, training, write_lines
 
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import find_runs, is_running, read_run
+from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 STATE = "trainer_state.json"
 
@@ -124,12 +124,9 @@ def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
         state = write_state(run / f"checkpoint-{step}", step, of=20) / STATE
         os.utime(state, (2e9 - step, 2e9 - step))
     assert max(read_run(run).training_steps) == 10
-    assert is_running(run)
     last = run / "checkpoint-10" / STATE
     last.write_text(last.read_text()[:-30])
     assert max(read_run(run).training_steps) == 9
-    write_state(run / "checkpoint-20", 20)
-    assert not is_running(run)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])

@@ -44,7 +44,6 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
             batch.group_ids,
             objective.keys,
             size=size,
-            prompts_a_step=prompts_a_step,
         ),
         "forecast": forecast_at_size(batch, size).for_step(prompts_a_step),
     }
@@ -89,4 +88,3 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
             f"capacity at actor_rollout_ref.rollout.n={measured['size']}: "
             f"{measured['teaches']:.1f} of {measured['rewards']} rewards"
         )
-    yield from measured["rare"]

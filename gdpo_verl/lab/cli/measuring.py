@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import re
 from pathlib import Path
@@ -96,18 +95,6 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
         default=Path("report"),
         help="Write the page into this folder. Default: report.",
     )
-    report.add_argument(
-        "--follow",
-        action="store_true",
-        help="Update the page until the runs have ended. Default: write it once.",
-    )
-    report.add_argument(
-        "--every",
-        metavar="SECONDS",
-        type=float,
-        default=30.0,
-        help="With --follow, update the page at this interval. Default: 30.",
-    )
     report.set_defaults(command=_report)
 
 
@@ -176,7 +163,6 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
     for option, place, about in (
         ("--rows", "FILE.jsonl", "Write a line for each response. Default: no file is written."),
         ("--json", "FILE", "Write all numbers to FILE. Default: no file is written."),
-        ("--out", "DIRECTORY", "Write a page into DIRECTORY. Default: no page is written."),
     ):
         replay.add_argument(option, metavar=place, type=Path, help=about)
     _add_trust(replay)
@@ -322,8 +308,6 @@ def _replay(options: argparse.Namespace) -> None:
     )
     print(printable(output.to_text(result)))
     _write_json(options.json, output.to_json(result))
-    if options.out:
-        print(output.write_page(result, options.out))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -369,14 +353,9 @@ def _write_json(path: Path | None, record: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from gdpo_verl.lab.report import follow_report, write_report
+    from gdpo_verl.lab.report import write_report
 
-    if options.follow:
-        # Flushed: the reader of a log or a pipe waits for each line.
-        say = functools.partial(print, flush=True)
-        follow_report(options.runs, options.out, every=options.every, say=say)
-    else:
-        print(write_report(options.runs, options.out))
+    print(write_report(options.runs, options.out))
 
 
 def _explain(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Pages from templates: those of a page lie next to its module, and what pages share lies here."""
+"""Pages from templates, which lie next to the module of the page."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-SHARED = Path(__file__).parent
-
 
 def templates(module_file: str) -> Environment:
-    """The templates next to a module, and those that all pages share.
+    """The templates next to a module.
 
     Args:
       module_file: the ``__file__`` of the module that fills the templates in.
     """
     return Environment(
-        loader=FileSystemLoader([Path(module_file).parent, SHARED]),
+        loader=FileSystemLoader(Path(module_file).parent),
         autoescape=True,
         undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
         trim_blocks=True,
