@@ -1,7 +1,5 @@
 """Reports from runs that the tests write in verl's formats."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The report's page in a real browser: what it shows against what the dumps hold."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

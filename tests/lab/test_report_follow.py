@@ -1,7 +1,5 @@
 """The console's line during a training."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The dumps of a run: collapsed and dead groups, and the page's rollout browser."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

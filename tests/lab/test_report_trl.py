@@ -1,7 +1,5 @@
 """Runs of TRL, as its state, its checkpoints and its event files lie in folders, are found."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Alerts, verdicts, and runs that belong together, on series written by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 
