@@ -1,7 +1,5 @@
 """Files to prepare rows from, and the rows that `gdpo-verl prepare` has written."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

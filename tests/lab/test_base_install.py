@@ -1,7 +1,5 @@
 """Without the extras: the mathematics works, and messages name what is missing."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -22,7 +20,7 @@ sys.meta_path.insert(0, Missing)
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code):
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True, check=False
     )

@@ -1,15 +1,11 @@
 """`gdpo-verl check-reward`: verl's managers on small data, given answers, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_runs import verls_uid
@@ -137,12 +133,12 @@ def work(tmp_path, monkeypatch):
 
 
 def write_data(
-    path: str,
+    path,
     *,
-    drop: str | None = None,
-    truths: Sequence[Any] = ("22", "44", "66"),
-    sources: Sequence[str] = ("sums", "sums", "sums"),
-) -> None:
+    drop=None,
+    truths=("22", "44", "66"),
+    sources=("sums", "sums", "sums"),
+):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -155,7 +151,7 @@ def write_data(
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_answers(*texts: str, row: int = 0) -> None:
+def write_answers(*texts, row=0):
     """Write answers to one row into answers.jsonl."""
     lines = [json.dumps({"index": row, "answer": text}) for text in texts]
     Path("answers.jsonl").write_text("\n".join(lines))
@@ -183,8 +179,8 @@ def check(work, capfd):
     return run
 
 
-def scores(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    kinds: dict[str, list[float | None]] = {}
+def scores(report):
+    kinds = {}
     for answer in report["answers"]:
         kinds.setdefault(answer["kind"], []).append(answer["score"])
     return kinds

@@ -1,7 +1,5 @@
 """`gdpo-verl check-reward` on the recipes' rewards."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,9 +1,6 @@
 """The report on answers and results written by hand: each complaint."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,7 +11,7 @@ from gdpo_verl.lab.check_reward.worker import RewardResult, Scored
 from gdpo_verl.rewards import Component
 
 
-def result(score: object, seconds: float = 0.002, **info: object) -> RewardResult:
+def result(score, seconds=0.002, **info):
     return RewardResult(score=score, info={"score": score, **info}, seconds=seconds)
 
 
@@ -35,13 +32,13 @@ GOOD = [
 
 
 def report_of(
-    results: list[RewardResult] = GOOD,
-    again: dict[int, RewardResult] | None = None,
+    results=GOOD,
+    again=None,
     *,
-    answers: list[CheckedAnswer] = ANSWERS,
-    declared: tuple[Component, ...] = DECLARED,
-    **algorithm: object,
-) -> dict[str, Any]:
+    answers=ANSWERS,
+    declared=DECLARED,
+    **algorithm,
+):
     config = OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "gdpo"} | algorithm,
@@ -53,7 +50,7 @@ def report_of(
     return measure(config, answers, Scored(declared, (), results, again or {}))
 
 
-def with_last(**changes: object) -> list[RewardResult]:
+def with_last(**changes):
     """GOOD with another last result."""
     return [*GOOD[:3], result(**{"score": -1.0, "a": 0.0, "b": -1.0, "parse_error": 4} | changes)]
 
@@ -124,13 +121,11 @@ SAME = "every component is constant in each of"
 PROGRAMS = '{"inputs": []}'
 
 
-def alike(*codes: int | None) -> list[RewardResult]:
+def alike(*codes):
     return [result(1.0, a=1.0, b=0.0, parse_error=code) for code in codes]
 
 
-def made_up(
-    results: list[RewardResult], text: str, answers: list[CheckedAnswer] = ANSWERS
-) -> dict[str, Any]:
+def made_up(results, text, answers=ANSWERS):
     """Report on made-up answers of this text."""
     return report_of(results, answers=[replace(a, text=text, made_up=True) for a in answers])
 

@@ -1,7 +1,5 @@
 """Command lines that are refused: a sentence, a status, and nothing written."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

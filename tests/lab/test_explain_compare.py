@@ -1,7 +1,5 @@
 """Groups of the explorer: ties, pairs, examples and calls."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -11,7 +9,7 @@ from gdpo_verl import gdpo_advantages
 from gdpo_verl.lab.explain import calls, charts, compare, examples, phantom
 
 
-def group_of(*rewards: tuple[float, float]) -> dict[str, compare.Rollout]:
+def group_of(*rewards):
     rows = torch.tensor(rewards, dtype=torch.float64)
     found = compare.decompose_group(rows, ["first", "second"], whiten=False)
     return {each.name: each for each in compare.compare("abcd"[: len(rows)], found)}

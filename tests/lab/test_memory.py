@@ -1,7 +1,5 @@
 """The advice when memory runs out, and a dry run with several problems."""
 
-from __future__ import annotations
-
 import pytest
 
 from gdpo_verl.lab import dry_run

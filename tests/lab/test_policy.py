@@ -1,16 +1,12 @@
 """The tiny policies: tokenizers, that a seed decides them, and that a bad one is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
 import shutil
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from statistics import mean
-from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -42,7 +38,7 @@ def tokenizer():
     return policy.train_tokenizer(TOOLBOX, 0, vocabulary=QUICK.vocabulary)
 
 
-def make(out: Path, *, settings: Settings = QUICK, **options: Any) -> Path:
+def make(out, *, settings=QUICK, **options):
     """Make a policy that is accepted however few steps it had."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)

@@ -1,7 +1,5 @@
 """A submission before any cluster is asked: options, paths, and what a node is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
