@@ -370,7 +370,7 @@ def decompose_by_turn(
             earned = own or [math.nan] * count
             values += to_go(earned) if to_go_is_credited else earned
         credit[:, objective.keys.index(key)] = torch.tensor(values, dtype=torch.float64)
-    credit = objective.conditioned(credit, whole.raw[turns.responses])
+    credit = objective.conditioned(credit, whole.rewards[turns.responses])
     by_turn = torch.tensor([key in lists for key in objective.keys])
     return decompose_turns(whole, turns, credit, by_turn)
 

@@ -211,10 +211,12 @@ def estimator(
     )
 
 
-def conditions(node: Any, where: str) -> dict[str, Mapping[str, Any]]:
+def conditions(node: Any, where: str) -> dict[str, Any]:
     """`algorithm.gdpo.conditions`; what each holds is checked when the components are known."""
-    found = mapping(f"{where}.conditions", node)
-    return {name: _with_on(each) for name, each in found.items()}
+    found: dict[str, Any] = {}
+    for name, own in mapping(f"{where}.conditions", node).items():
+        found[name] = [_with_on(each) for each in own] if isinstance(own, list) else _with_on(own)
+    return found
 
 
 def gate(node: Any, section: str) -> dict[str, Any] | None:

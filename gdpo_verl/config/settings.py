@@ -24,6 +24,7 @@ from gdpo_verl.advantage import (
     find_variant,
     validate_variant,
 )
+from gdpo_verl.advantage.conditions import LIMITS, each_condition
 from gdpo_verl.advantage.groups import GroupIds
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.turns import check_credit
@@ -67,7 +68,7 @@ class GdpoConfig:
 
     reward_keys: tuple[str, ...] | None = None
     reward_weights: Mapping[str, float] | None = None
-    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     metrics: bool = True
     variant: str = "gdpo"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -156,17 +157,7 @@ class GdpoConfig:
         # The range of one turn is none of the sum.
         ranges = {c.name: c.range for c in own if c.range is not None and c.name not in by_turn}
         ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
-        for name, condition in self.conditions.items():
-            low, high = ranges.get(condition["on"], (-math.inf, math.inf))
-            if not low <= condition["at_least"] <= high:
-                raise ValueError(
-                    f"{section}.conditions.{name}.at_least: expected a threshold from {low:g} to "
-                    f"{high:g}, the declared range of {condition['on']!r}, found "
-                    f"{condition['at_least']:g}. Beyond it the condition always or never holds."
-                )
-            _, highest = ranges.get(name, (0.0, math.inf))
-            if highest <= 0:
-                _warn_once(penalty_with_condition(f"{section}.conditions.{name}", condition["on"]))
+        self._check_limits(ranges)
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
         objective = Objective(keys, weights, optional, ranges, self, most, by_turn)
         self._check_variant(objective)
@@ -215,6 +206,29 @@ class GdpoConfig:
         if not any(chosen):
             raise ValueError(f"{self.wording.weights}: all are zero, found {list(chosen)}")
         return chosen
+
+    def _check_limits(self, ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Refuse limits outside of the ranges, and warn of conditions that reward failing."""
+        section = f"{self.wording.root}.gdpo.conditions"
+        for name, condition in each_condition(self.conditions):
+            on = condition["on"]
+            low, high = ranges.get(on, (-math.inf, math.inf))
+            if on in self.conditions:  # where its own conditions fail it is 0
+                low = min(low, 0.0)
+                high = max(high, 0.0)
+            for limit in LIMITS:
+                if limit not in condition:
+                    continue
+                threshold = condition[limit]
+                if not low <= threshold <= high:
+                    raise ValueError(
+                        f"{section}.{name}.{limit}: expected a threshold from {low:g} to "
+                        f"{high:g}, the declared range of {on!r}, found {threshold:g}. Beyond it "
+                        "the condition always or never holds."
+                    )
+            _, highest = ranges.get(name, (0.0, math.inf))
+            if highest <= 0:
+                _warn_once(penalty_with_condition(f"{section}.{name}", on))
 
     def _check_variant(self, objective: Objective) -> None:
         """Check the components against a built-in variant; a user's variant has no requirements."""
@@ -433,6 +447,6 @@ class Objective:
         if self.gate is not None:
             return self.gate.column
         # Rewards that all count only with one component are about what that one says.
-        on = {condition["on"] for condition in self.config.conditions.values()}
+        on = {condition["on"] for _, condition in each_condition(self.config.conditions)}
         names = on if len(on) == 1 else [name for name in _OUTCOMES if name in self.keys]
         return next(map(self.keys.index, names), None)

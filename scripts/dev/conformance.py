@@ -155,9 +155,10 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         derive = {"relative_length": brevity, "rank": rank}[arguments.pop("function")]
         for place, row in enumerate(rewards):
             row.append(derive(vector, place, **arguments))
-    for condition in vector["settings"].get("conditions", ()):  # Eq. 8
+    # Eq. 8. Nested conditions are written in the order of dependence.
+    for condition in vector["settings"].get("conditions", ()):
         for row in rewards:
-            if row[condition["on"]] < condition["at_least"]:
+            if not holds(row[condition["on"]], condition):
                 row[condition["reward"]] = 0
     if choices["unscored"] == "zero":
         for row in rewards:
@@ -173,6 +174,13 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         return [0.0] * len(rewards)
     sums = combined(rewards, vector["groups"], weights, Decimal(choices["epsilon"]))
     return whitened(sums, shares, choices)
+
+
+def holds(value: float, condition: dict[str, Any]) -> bool:
+    """Return whether a value meets the limits of a condition."""
+    least = condition.get("at_least", condition.get("equals", value))
+    most = condition.get("at_most", condition.get("equals", value))
+    return bool(least <= value <= most)
 
 
 def whitened(sums: list[Any], shares: list[Any], choices: dict[str, Any]) -> list[float]:
@@ -234,10 +242,10 @@ def ours(
         named = dict(zip(names, weights, strict=True))
         config = {"gdpo_reward_weights": named, "gdpo": settings}
         return advantages_of(rows, groups, token_counts, config=config)
-    wanted = {}
+    wanted: dict[int, list[dict[str, Any]]] = {}
     for condition in conditions:
-        limit = {"on": condition["on"], "at_least": condition["at_least"]}
-        wanted[condition["reward"]] = limit
+        own = {key: value for key, value in condition.items() if key != "reward"}
+        wanted.setdefault(condition["reward"], []).append(own)
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)
     table = apply_conditions(table, range(table.shape[1]), wanted)
     mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]

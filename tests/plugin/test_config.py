@@ -209,6 +209,16 @@ REFUSED = [
         "{length: {on: correctness, at_least: 3.1}}",
         r"\.length\.at_least: expected a threshold from -3 to 3, .* found 3\.1",
     ),
+    (
+        "gdpo.conditions",
+        "{length: [{on: correctness, at_least: 1}, {true: correctness, at_most: 4}]}",
+        r"\.length\.at_most: expected a threshold from -3 to 3, .* found 4",
+    ),
+    (
+        "gdpo.conditions",
+        "{length: {on: correctness, equals: 1}, correctness: {on: length, equals: 1}}",
+        ": the conditions form a cycle: (length -> correctness|correctness -> length)",
+    ),
     ("gdpo.conditions", "'{length'", ": expected a mapping in JSON"),
     ("gdpo_reward_weight", "1.0", r": unknown.*mean 'gdpo_reward_weights'\?$"),
     ("gdpo_whiten", "1.0", r": unknown.*mean 'gdpo\.whiten'\?$"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpo_verl.advantage.conditions import each_condition
 from gdpo_verl.config.components import Component
 from gdpo_verl.config.settings import penalty_with_condition
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
@@ -316,7 +317,7 @@ def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     It is a note where the reward can be above 0.
     """
     objective = batch.rows.objective
-    for name, condition in objective.config.conditions.items():
+    for name, condition in each_condition(objective.config.conditions):
         key = f"algorithm.gdpo.conditions.{name}"
         observed = batch.raw[:, objective.keys.index(name)].nan_to_num(0.0)
         # Made-up responses seldom reach both ends of a range; a declaration tells them.
