@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -265,6 +266,30 @@ def _derived(given: Any, where: str) -> Derived:
     pair = _is_list(ends) and len(ends) == 2 and all(map(is_number, ends))
     _expect(pair and ends[0] < ends[1], f"{where}.range", "[low, high], low < high", ends)
     return Derived(where, address, options, (float(ends[0]), float(ends[1])))
+
+
+def check_targets(
+    options: Mapping[str, Any],
+    ranges: Mapping[str, tuple[float, float]],
+    keys: Sequence[str],
+    where: str,
+) -> None:
+    """Refuse targets of unknown components, targets that no mean reaches, and a floor without any.
+
+    Args:
+      options: the settings of the variant.
+    """
+    if "targets" not in options:
+        floor = options.get("targets_floor", 0)
+        _expect(not floor, f"{where}.targets_floor", "no floor where there are no targets", floor)
+        return
+    place = f"{where}.targets"
+    for name, target in mapping(place, options["targets"], "{component: target}").items():
+        check_component(place, name, keys)
+        low, high = ranges.get(name, (-math.inf, math.inf))
+        fits = is_number(target) and low < target <= high
+        wanted = f"a number above {low:g} and at most {high:g}, the declared range"
+        _expect(fits, f"{place}.{name}", wanted, target)
 
 
 def check_schedules(

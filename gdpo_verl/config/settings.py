@@ -246,6 +246,9 @@ class GdpoConfig:
             variant.check_ranges(objective.range_list, objective.keys, where)
         except ValueError as error:
             raise ValueError(f"{error} {self.wording.ranges}") from None
+        if variant.by_component:
+            where = f"{self.wording.root}.gdpo.{self.variant}"
+            parsing.check_targets(self.options, objective.ranges, objective.keys, where)
 
     def check(self, group_size: int) -> None:
         """Refuse groups of one response, and warn of what makes no difference to GRPO."""
@@ -345,7 +348,7 @@ class Objective:
             weights=self.weights_at(step),
             ranges=self.range_list,
             gate=self.gate,
-            variant=self.config.chosen_variant,
+            variant=self.config.chosen_variant.with_columns(self.keys),
         )
 
     def of_answers(self) -> Objective:

@@ -75,7 +75,8 @@ def check(
         "by_turn": a reward may be a list, one a turn; then the tokens are lists, too, and so is
         what it returns; `credit` is to_go or turn. "nested_conditions": a reward may have several
         conditions, which are in the order of dependence, and whose limits are `at_least`,
-        `at_most` and `equals`. Vectors of other features are left out.
+        `at_most` and `equals`. "targets": the variant sa_mrpo has `targets`, for each
+        component a number or None, and `targets_floor`. Vectors of other features are left out.
 
     Raises:
       ValueError: there is no such profile, or it has no vectors of a feature.

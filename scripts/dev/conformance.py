@@ -14,7 +14,8 @@ Rewards minus their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 
 second.
   dvao         (-.25 -1.25 1.75 -.25) / 1.32916 and (2.5 -.5 -1.5 -.5) / 1.72474
   sa_mrpo      s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740; gamma .5: .70711
-               and .84163
+               and .84163; target .8 of r1: s = .625 and w = .375^.25 = .78254; targets .4 and
+               2, floor .1: w = .1 and (1 - .4375)^.25 = .86603
   dara         both components vary in both groups: GDPO
   gd2po        rows 1, 4 and 6 are in conflict; half of the first group and 3/4 of the second are
                kept; with tau .2 row 4 stays, whose terms -.86602 and .26112 agree by .54

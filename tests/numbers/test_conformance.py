@@ -52,7 +52,7 @@ def test_our_row_of_the_page_is_what_ours_gives(name: str) -> None:
     assert set(line.split(" | ")[2:]) == {"✔"}
 
 
-FEATURES = ("derived", "by_turn", "nested_conditions")
+FEATURES = ("derived", "by_turn", "nested_conditions", "targets")
 
 
 def test_ours_conforms_with_each_variant_and_feature() -> None:

@@ -317,6 +317,21 @@ def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
 
 
+def test_targets_are_given_by_name() -> None:
+    found = read("gdpo: {variant: sa_mrpo, sa_mrpo: {targets: {length: 0.9}}}").resolve(DECLARED)
+    assert found.settings_at(1).variant.settings["targets"] == [None, 0.9]
+    bad = {
+        "{targets: {len: 0.9}}": r"targets: 'len' is not among",
+        "{targets: {length: 1.1}}": r"targets\.length: expected a number above 0 and at most 1",
+        "{targets: {length: 0}}": r"targets\.length: .*, found 0",
+        "{targets: 0.9}": r"targets: expected \{component: target\}, found 0\.9",
+        "{targets_floor: 0.1}": r"targets_floor: expected no floor where there are no targets",
+    }
+    for settings, fault in bad.items():
+        with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.sa_mrpo\.{fault}"):
+            read(f"gdpo: {{variant: sa_mrpo, sa_mrpo: {settings}}}").resolve(DECLARED)
+
+
 def test_a_condition_on_a_penalty_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     conditions = {"length": {"on": "format", "at_least": 1}}
     config = GdpoConfig.from_algorithm({"gdpo": {"conditions": conditions}})
