@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from gdpo_verl.advantage import VARIANTS, Credit, EstimatorSettings, Whiten, find_variant
 from gdpo_verl.advantage.checks import is_number
+from gdpo_verl.advantage.criteria import CriteriaSetting
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import ADDRESS, PACKAGE, is_address, own_name
@@ -29,6 +30,7 @@ SECTION = (
     "schedule",
     "derived",
     "credit",
+    "criteria",
     "metrics",
 )
 """The keys under `algorithm.gdpo`, in addition to the sections of variants."""
@@ -209,6 +211,7 @@ def estimator(
         epsilon=float(epsilon),
         scale=flag(root, algorithm, SCALE, default.scale),
         credit=choice(section, node, "credit", Credit, default.credit),
+        criteria=choice(section, node, "criteria", CriteriaSetting, default.criteria),
     )
 
 

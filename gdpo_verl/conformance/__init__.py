@@ -76,7 +76,9 @@ def check(
         what it returns; `credit` is to_go or turn. "nested_conditions": a reward may have several
         conditions, which are in the order of dependence, and whose limits are `at_least`,
         `at_most` and `equals`. "targets": the variant sa_mrpo has `targets`, for each
-        component a number or None, and `targets_floor`. Vectors of other features are left out.
+        component a number or None, and `targets_floor`. "by_criterion": a reward may be a mapping
+        of criteria to numbers or ``{"value": …, "weight": …}``; `criteria` is decoupled or sum.
+        Vectors of other features are left out.
 
     Raises:
       ValueError: there is no such profile, or it has no vectors of a feature.

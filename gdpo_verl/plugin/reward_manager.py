@@ -33,7 +33,7 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.names import UNSCORED
 from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME, components_of, judge_of
-from gdpo_verl.reward_dicts import score_of, unnested, with_sums
+from gdpo_verl.reward_dicts import score_of, unnested, with_numbers
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class ComponentsRewardManager(NaiveRewardManager):
             try:
                 score = score_of(info, self.objective, f"of data source {source!r}")
                 info["score"] = result["reward_score"] = score
-                info.update(with_sums(info, self.objective))
+                info.update(with_numbers(info, self.objective))
             except ValueError as error:
                 if result["reward_score"] is None:
                     raise

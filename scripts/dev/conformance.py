@@ -141,6 +141,59 @@ def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
     return sums
 
 
+def criterion(reward: Any, name: str) -> tuple[Any, Decimal]:
+    """Return the value of a criterion, None where not scored, and its weight."""
+    entry = (reward or {}).get(name)
+    if isinstance(entry, dict):
+        return entry["value"], Decimal(str(entry["weight"]))
+    return entry, Decimal(1)
+
+
+def criteria_sums(vector: dict[str, Any], column: int, epsilon: Decimal) -> list[Any]:
+    """Compute sum_c w_c z[i, c] of a rubric for each response; None where nothing is scored."""
+    rubrics = [row[column] for row in vector["rewards"]]
+    sums: list[Any] = [None] * len(rubrics)
+    for group in set(vector["groups"]):
+        own = [i for i, g in enumerate(vector["groups"]) if g == group]
+        names = sorted({name for i in own for name in rubrics[i] or ()})
+        table = []
+        for i in own:
+            table.append([criterion(rubrics[i], name)[0] for name in names])
+        weights = []
+        for name in names:
+            first = next(i for i in own if name in (rubrics[i] or ()))
+            weights.append(criterion(rubrics[first], name)[1])
+        of_group = combined(table, [0] * len(own), weights, epsilon)
+        for i, value in zip(own, of_group, strict=True):
+            sums[i] = value
+    return sums
+
+
+def number(reward: Any) -> Any:
+    """Compute sum_c w_c v_c over the sum of the positive weights, of the scored criteria."""
+    entries = [criterion(reward, name) for name in reward or ()]
+    scored = [(Decimal(str(value)), weight) for value, weight in entries if value is not None]
+    if not scored:
+        return None
+    positive = sum(weight for _, weight in scored if weight > 0)
+    divisor = positive or sum(abs(weight) for _, weight in scored)
+    return sum(value * weight for value, weight in scored) / divisor
+
+
+def by_criterion(vector: dict[str, Any], epsilon: Decimal) -> Rows:
+    """Return the rewards with one number for each rubric: its sums, or its usual number."""
+    rewards = [[*row] for row in vector["rewards"]]
+    for column in range(len(rewards[0])):
+        if not any(isinstance(row[column], dict) for row in rewards):
+            continue
+        values = [number(row[column]) for row in rewards]
+        if vector["settings"]["criteria"] == "decoupled":
+            values = criteria_sums(vector, column, epsilon)
+        for row, value in zip(rewards, values, strict=True):
+            row[column] = value
+    return rewards
+
+
 def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
     if vector.get("feature") == "by_turn":
         shares = [count for own in vector["token_counts"] for count in own]
@@ -161,6 +214,8 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         for row in rewards:
             if not holds(row[condition["on"]], condition):
                 row[condition["reward"]] = 0
+    if vector.get("feature") == "by_criterion":
+        rewards = by_criterion(vector, Decimal(choices["epsilon"]))
     if choices["unscored"] == "zero":
         for row in rewards:
             for k, reward in enumerate(row):
@@ -199,12 +254,17 @@ def write(path: Path = VECTORS) -> None:
     vectors = content.pop("vectors")
     for vector in vectors:
         if "variant" not in vector["settings"]:
-            vector["expected"] = {
-                name: advantages(vector, choices)
-                for name, choices in profiles.items()
+            feature = vector.get("feature")
+            expected = {}
+            for name, choices in profiles.items():
                 # With per-turn credit, whitening over sequences is not defined.
-                if vector.get("feature") != "by_turn" or choices["whiten"] == "token"
-            }
+                if feature == "by_turn" and choices["whiten"] != "token":
+                    continue
+                # A rubric of which nothing is scored has no number.
+                if feature == "by_criterion" and choices["unscored"] == "zero":
+                    continue
+                expected[name] = advantages(vector, choices)
+            vector["expected"] = expected
     # One vector per line, so that a change is one line in a diff.
     body = ",\n  ".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
     head = json.dumps(content, indent=1)[:-2]
@@ -227,7 +287,7 @@ def ours(
 
     from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages
 
-    if "credit" in settings or "derived" in settings:
+    if settings.keys() & {"credit", "criteria", "derived"}:
         rows = []
         for row in rewards:
             rows.append({f"r{k}": reward for k, reward in enumerate(row)})

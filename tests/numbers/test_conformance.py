@@ -52,7 +52,7 @@ def test_our_row_of_the_page_is_what_ours_gives(name: str) -> None:
     assert set(line.split(" | ")[2:]) == {"✔"}
 
 
-FEATURES = ("derived", "by_turn", "nested_conditions", "targets")
+FEATURES = ("derived", "by_turn", "nested_conditions", "targets", "by_criterion")
 
 
 def test_ours_conforms_with_each_variant_and_feature() -> None:
@@ -61,7 +61,11 @@ def test_ours_conforms_with_each_variant_and_feature() -> None:
     assert_conforms(
         partial(conformance.ours, whiten="sequence"),
         "sequences",
-        features=["derived", "nested_conditions"],
+        features=[
+            "derived",
+            "nested_conditions",
+            "by_criterion",
+        ],
     )
     results = check(conformance.ours, features=FEATURES)
     tried = [each for each in results if each.found is not None]

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import (
     ADVANTAGE,
+    BY_CRITERION,
     BY_TURN,
     RESERVED,
     TOKENS,
@@ -184,7 +185,9 @@ class Source:
         for name in names:
             low, high = ranges.get(name, (None, None))
             by_turn = f"{name}{BY_TURN}" in self.columns
-            components.append(declared.get(name, Component(name, low, high, by_turn=by_turn)))
+            by_criterion = f"{name}{BY_CRITERION}" in self.columns
+            component = Component(name, low, high, by_turn=by_turn, by_criterion=by_criterion)
+            components.append(declared.get(name, component))
         return components
 
     def _names_of_rows(self) -> Sequence[str]:
