@@ -117,7 +117,9 @@ class ComponentsRewardManager(NaiveRewardManager):
         if self.judge is None:
             return {}
         columns = row.non_tensor_batch
+        criteria = (columns.get("extra_info") or {}).get(self.judge.rubric)
         return await self.judge.ask(
+            criteria=criteria if criteria is None else list(criteria),
             prompt="\n\n".join(str(turn["content"]) for turn in columns.get("raw_prompt", ())),
             response=self.tokenizer.decode(row.batch["responses"], skip_special_tokens=True),
             ground_truth=str(columns["reward_model"].get("ground_truth")),
