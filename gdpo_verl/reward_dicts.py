@@ -238,6 +238,18 @@ def unnested(info: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for key, value in info.items() if key != NESTED} | dict(nested)
 
 
+def failed_judgement(info: Mapping[str, Any]) -> str:
+    """Return why verl's `rate_limited` manager has no reward for a row; '' where it has one.
+
+    Without a reward it returns the score 0 and one of two keys in addition to 'acc'
+    (verl/experimental/reward_loop/reward_manager/limited.py, `run_single`); such a row is not
+    scored.
+    """
+    if set(info) == {"timeout", "acc"}:
+        return "timeout"
+    return str(info["error"]) if set(info) == {"error", "acc"} else ""
+
+
 def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
     """sum_k w_k r_k of one response, after the conditions, in reward units.
 
@@ -367,7 +379,7 @@ def _criteria_of(
     for name, entry in found.items():
         value = entry
         weight = 1.0
-        fits = isinstance(name, str) and name.strip()
+        fits = isinstance(name, str) and bool(name.strip())
         if isinstance(entry, dict):
             value = entry.get("value")
             weight = read_number(entry.get("weight", 1.0))

@@ -35,9 +35,9 @@ from gdpo_verl.config.components import (
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
-from gdpo_verl.plugin.upstream import Dependency as _D
-from gdpo_verl.plugin.upstream import source_of, violations
 from gdpo_verl.reward_dicts import as_written, graded_criteria, read_components
+from gdpo_verl.upstream.dependencies import Dependency as _D
+from gdpo_verl.upstream.dependencies import source_of, violations
 
 logger = logging.getLogger(__name__)
 

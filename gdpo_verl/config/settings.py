@@ -442,8 +442,8 @@ class Objective:
         group_ids: GroupIds,
         token_counts: Tensor | None,
         step: int,
-        graded: Mapping[str, Sequence[Graded | None]],
-        rows: Sequence[str],
+        graded: Mapping[str, Sequence[Graded | None]] | None = None,
+        rows: Sequence[str] = (),
     ) -> Decomposition:
         """Decompose rewards, as they were returned, under the settings of a global step.
 
@@ -462,7 +462,7 @@ class Objective:
         # 1 where the conditions of a component hold, 0 where they fail, else NaN.
         counts = self.conditioned(torch.ones_like(raw), conditioned)
         criteria = []
-        for key, own in graded.items():
+        for key, own in (graded or {}).items():
             column = self.keys.index(key)
             where = f"{self.config.wording.rewards}: {key!r}"
             table = Criteria.of(column, own, groups, rows, where)

@@ -171,7 +171,8 @@ class Judge:
             content["response_format"] = self._response_format(criteria)
         content.update(self.request)
         body = {key: value for key, value in content.items() if value is not None}
-        value = said = None
+        value: Any = None
+        said = None
         error = ""
         wait = 0.0
         for _ in range(1 + int(self.repeats)):

@@ -1,11 +1,28 @@
 """Competition problems with LaTeX answers: DeepScaleR, and the sets of published tables."""
 
-from gdpo_verl.lab.tasks.catalog import DataSet
+from __future__ import annotations
 
-DATA_SETS = {
-    "deepscaler": DataSet(f"{__name__}.rows", 1024),
-    **dict.fromkeys(
-        ("aime24", "aime25", "amc", "math500", "minerva", "olympiad"),
-        DataSet(f"{__name__}.benchmarks", 1024, trained=False, several=True),
-    ),
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.lab.tasks.data_set import DataSet
+
+
+def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+    from gdpo_verl.recipes.math_length import rows
+
+    return rows.prepare(out_dir, **options)
+
+
+def _prepare_benchmark(out_dir: Path, **options: Any) -> dict[str, Any]:
+    from gdpo_verl.recipes.math_length import benchmarks
+
+    return benchmarks.prepare(out_dir, **options)
+
+
+_BENCHMARKS = {
+    name: DataSet(partial(_prepare_benchmark, name=name), 1024, trained=False)
+    for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
 }
+DATA_SETS = {"deepscaler": DataSet(_prepare, 1024), **_BENCHMARKS}

@@ -10,6 +10,7 @@
 #
 #   estimator   times the estimator on tensors of the GPU; needs PyTorch, and compares with verl where it is installed
 #   training    trains GDPO and GRPO in TRL; needs PyTorch, transformers, accelerate, datasets and TRL
+#   shared-prompts  compares verl's engine with and without shared prompts; needs verl without vLLM
 #   quickstart  trains in verl with vLLM, writes the report, and resumes; needs the whole installation
 set -uo pipefail
 if [ $# -lt 2 ]; then
@@ -49,6 +50,11 @@ if [ "$device" = cpu ]; then sizes=(256x128x3); fi
 part estimator 60 "$python" scripts/dev/benchmark.py advantage --device "$device" --turns 5 --size "${sizes[@]}"
 train gdpo
 train grpo
+if [ "$device" = cpu ]; then
+  part shared-prompts 60 env VERL_PLATFORM=cpu "$python" scripts/dev/shared_prompts.py "$model" --device cpu --prompt 64
+else
+  part shared-prompts 60 "$python" scripts/dev/shared_prompts.py "$model"
+fi
 if "$python" -c 'import vllm' 2> /dev/null && [ "$device" != cpu ]; then
   part quickstart 240 env STEPS=3 OUT="$out/quickstart" scripts/quickstart.sh "$model"
   part resumed 120 env STEPS=4 OUT="$out/quickstart" scripts/quickstart.sh "$model"

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.checkpoints import CheckpointError
-from gdpo_verl.plugin import checkpoint
+from gdpo_verl.plugin.watch import checkpoint
 
 SHARDS = ("model", "optim", "extra_state")
 

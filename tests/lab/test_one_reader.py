@@ -20,8 +20,8 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.drawn import run_of_dumps
 from gdpo_verl.lab.report.survey import read_dumps
 from gdpo_verl.lab.rundir.run import read_run
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.dumps import Dump
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.dumps import Dump
 
 KEYS = ("format", "correctness", "style")
 OBJECTIVE = GdpoConfig().resolve([Component(name, optional=name == "style") for name in KEYS])

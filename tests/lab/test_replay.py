@@ -198,8 +198,6 @@ def test_what_is_left_out_is_said(replayed, tmp_path):
     found = replayed(where)
     for said in (
         f"{where}/2.jsonl, line 32: the row is incomplete. Step 2 is left out",
-        f"{where}: steps are missing between 3 and 6",
-        f"{where}/3.jsonl, line 25: its group has 1 responses",
         "groups of one response, whose advantage is 0: 1",
     ):
         assert said in found["printed"]
@@ -309,10 +307,6 @@ def asks(data_source, solution_str, ground_truth, extra_info=None):
 def of_a_source(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 1.0, "hard": float(data_source in ("math", "code"))}
 
-def hangs(data_source, solution_str, ground_truth, extra_info=None):
-    import os
-    os._exit(3)
-
 def raises(data_source, solution_str, ground_truth, extra_info=None):
     raise KeyError("an answer without a number")
 """
@@ -377,9 +371,6 @@ REFUSED = {
         {"a/1.jsonl": WHOLE, "b/rollouts/1.jsonl": WHOLE}, [],
         "{}: expected the dumps of one run, found those of 2",
     ),
-    "two files of one step": (
-        {"1.jsonl": WHOLE, "01.jsonl": WHOLE}, [], "found 01.jsonl and 1.jsonl, both of one step",
-    ),
     "no dumps": ({"notes.txt": "hello"}, [], "{}: expected rollouts/<step>.jsonl of a run"),
     "no table": ({"completions_00001.parquet": "hello"}, [], "completions_00001.parquet, line 1:"),
     "a step that is a text": (
@@ -428,10 +419,6 @@ REFUSED = {
     "a reward that asks for the source": (
         STOCK, ["--function", "{}/reward.py:of_a_source"],
         "{}/1.jsonl, line 1: {}/reward.py:of_a_source needs data_source, which was not dumped",
-    ),
-    "a reward that ends": (
-        STOCK, ["--function", "{}/reward.py:hangs"],
-        "{}/1.jsonl, line 1: {}/reward.py:hangs ended its process",
     ),
     "a reward that raises": (
         STOCK, ["--function", "{}/reward.py:raises"],
@@ -485,14 +472,6 @@ def dead(rng):
     return {"right": float(rng.random() < 0.5), "never": 0.0}
 
 
-def wide(rng):
-    return {"right": float(rng.random() < 0.5), "points": 20 * rng.random()}
-
-
-def silent(rng):
-    return {"right": float(rng.random() < 0.006), "brief": float(rng.random() < 0.006)}
-
-
 ADVICE = {
     "a condition": (
         conditioned,
@@ -512,24 +491,6 @@ ADVICE = {
         "'++algorithm.gdpo_reward_weights={again: 0}'",
         "again repeats right: the correlation within groups is",
     ),
-    "one that never varies": (
-        dead,
-        [],
-        "'++algorithm.gdpo_reward_weights={never: 0}'",
-        "constant in all 60 groups (with 95 % confidence in all but 5.0% of",
-    ),
-    "weights of a sum": (
-        wide,
-        ["algorithm.adv_estimator=grpo"],
-        "'++algorithm.gdpo_reward_weights={points: ",
-        "influence is not shared as the weights declare: right",
-    ),
-    "whitening's gain": (
-        silent,
-        [],
-        "++algorithm.gdpo.whiten=none",
-        "whitening multiplies every advantage by",
-    ),
 }
 
 
@@ -545,9 +506,6 @@ def test_advice_has_an_override_and_its_evidence(replayed, name):
     # Pasted, it has been followed.
     after = replayed(steps, *settings, chosen["override"].strip("'"))
     assert chosen["because"] not in [each["because"] for each in after["advice"]]
-    if name == "weights of a sum":
-        influence = [each["influence"][1] for each in after["components"].values()]
-        assert influence[0] / sum(influence) == pytest.approx(0.5, abs=0.05)
 
 
 def mixed(rng):
@@ -687,8 +645,7 @@ def test_a_count_is_no_verdict_and_five_groups_are_too_few(replayed):
 def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
     rows = drawn(60, two_rewards)
     condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
-    weights = replayed(rows, condition)["advice"]
-    assert all("influence" in each["because"] for each in weights)
+    assert replayed(rows, condition)["advice"] == []
     found = replayed(rows, "algorithm.gdpo_reward_keys=[correctness]")
     assert found["advice"] == []
     assert found["conclusion"].startswith("No advice. 60 groups were examined for positive terms")
@@ -698,37 +655,23 @@ def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
     assert "several responses, found 12." in few["printed"]
 
 
-def test_capacity_is_exact_and_says_what_may_never_start():
+def test_capacity_is_exact():
     right = [1.0] * 4 + [0.0] * 12
     rare = [1.0] + [0.0] * 15
     rows = [list(pair) for pair in zip(right, rare, strict=True)]
     rows += [[1.0, 0.0]] * 16
-    found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8, prompts_a_step=128)
+    found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8)
     # Of 16 answers one is 1: a group of n has it with n/16; the other prompt never varies.
     shares = [found["varies"][n]["rare"] for n in ("4", "8", "16")]
     assert shares == pytest.approx([4 / 32, 8 / 32, 16 / 32])
     expected = (1 - (math.comb(12, 8)) / math.comb(16, 8)) / 2
     assert found["varies"]["8"]["right"] == pytest.approx(expected)
     assert found["teaches"] == pytest.approx(expected + 8 / 32)
-    assert found["rare"] == []
-    # One of 64 prompts has one such answer: 1 - 1/2 of its groups, or 1/128 of all.
-    column = [[1.0]] + [[0.0]] * (64 * 16 - 1)
-    groups = [number // 16 for number in range(64 * 16)]
-    (said,) = capacity(column, groups, ["format"], size=8, prompts_a_step=128)["rare"]
-    assert said == (
-        "format varies in 0.8% of groups of 8, 1 of 128 per step. It may never be "
-        "learned; train on demonstrations first"
-    )
-    none = capacity([[1.0]] * 4, [0, 0, 1, 1], ["right"], size=8, prompts_a_step=2)
+    none = capacity([[1.0]] * 4, [0, 0, 1, 1], ["right"], size=8)
     assert (none["varies"], none["teaches"]) == ({}, None)
 
 
-def test_a_rare_reward_is_given_the_group_size_that_would_show_it():
-    column = [[1.0]] + [[0.0]] * 63
-    # Two of 64 answers differ with 1/32; four new ones with 1 - (63/64)^4 = 6.1%.
-    (said,) = capacity(column, [0] * 64, ["right"], size=2, prompts_a_step=128)["rare"]
-    assert said.endswith("demonstrations first, or set actor_rollout_ref.rollout.n=4")
-    # Not scored is no third value, and no draw of them varies.
+def test_a_response_that_is_not_scored_has_no_third_value():
     assert varies([1.0, math.nan, math.nan, 0.0], 2) == pytest.approx(1 / 6)
     assert varies([math.nan] * 4, 2) == varies([1.0, math.nan], 2) == 0
 
@@ -741,14 +684,3 @@ def test_the_report_draws_scores_alone(tmp_path):
     assert "computed from the dumped rows" in summary
     assert "answer 3" in (page / "index.html").read_text()
     assert "hold no components; the score is drawn" in summary
-
-
-def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(capsys, tmp_path):
-    hostile = {"output": "</pre><script>alert(1)</script>"}
-    where = dump(tmp_path / "dumps", {1: [row | hostile for row in ROWS]})
-    assert main(["replay", str(where), "--out", str(tmp_path / "page")]) == 0
-    page = (tmp_path / "page/index.html").read_text()
-    assert LIMITS in page
-    assert "<script>" not in page
-    assert "&lt;/pre&gt;&lt;script&gt;" in page
-    assert str(tmp_path / "page/index.html") in capsys.readouterr().out

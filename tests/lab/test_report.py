@@ -17,6 +17,7 @@ from fake_runs import (
     Page,
     answer,
     page_of,
+    rollout,
     training,
     validation,
     write_lines,
@@ -27,7 +28,6 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.figures import recipe_colors
 from gdpo_verl.lab.report.groups import read_step
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.report.samples import choose_samples
 from gdpo_verl.lab.rundir.metrics import RunError, set_aside_metrics
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
@@ -57,8 +57,7 @@ def page(written):
 
 def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, page):
     out = written.parent
-    assert {path.name for path in out.iterdir()} == {"index.html", "summary.md", "curves.png"}
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in out.iterdir()} == {"index.html", "summary.md"}
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("|  | gdpo | grpo |\n|---|---|---|\n")
     for text in (
@@ -69,23 +68,18 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
-        # 3 steps of 2 s and one validation of 4 s.
-        "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
         "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):
         assert text in summary
     assert page.open == []
-    # Two components, two panels of what is logged of groups, four of the training.
-    assert page.tags.count("svg") == 8
+    # Two components, and two panels of what is logged of groups.
+    assert page.tags.count("svg") == 4
     for text in (
         "gdpo and grpo",
         "policy tiny",
         "0.500 → 1.500",
-        "Of 2 prompts, 1 changed a score",
-        "gdpo , step 0: format 0, correctness -3",
-        "gdpo , step 3: format 1, correctness 3 now right",
-        "In 2 of 4 dumped groups",
+        "In 1 of 2 groups (50.0%) GRPO gives one advantage",
     ):
         assert text in page.text
 
@@ -113,7 +107,6 @@ def test_text_from_the_model_is_shown_and_never_run(written, page):
     # The page's own script, and data that no browser runs.
     assert page.tags.count("script") == len(page.scripts)
     assert HOSTILE not in "".join(page.scripts.values())
-    assert f"call for add 1 {HOSTILE}" in page.text
     assert f"hostile.{HOSTILE} {HOSTILE} gdpo" in page.text
     assert "<script" not in written.with_name("summary.md").read_text()
     groups = json.loads(page.scripts["r0-held-out-0"])["groups"]
@@ -125,8 +118,10 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path):
     rows = [answer("half \ud83d", "\ud83d", 0.0, 0.0), answer("add 1", "x", 1.0, 0.0)]
     write_lines(run / "validation/0.jsonl", rows)
     write_lines(run / "validation/3.jsonl", rows)
+    dead = [rollout(f"a_{i}_0", 1.0, 1.0, 0.0, 0.0) | {"input": "half \ud83d"} for i in range(2)]
+    write_lines(run / "rollouts/2.jsonl", dead)
     page = page_of(tmp_path, run)
-    assert "half ?" in page.text
+    assert "For example: “half ?”" in page.text
     texts = [g["rows"][0]["text"] for g in json.loads(page.scripts["r0-held-out-3"])["groups"]]
     assert "\ud83d" in texts
 
@@ -211,9 +206,9 @@ def test_what_holds_no_run_is_refused(tmp_path):
     assert "found another file" in refusal()
     path.unlink()
     path.mkdir()
-    assert "found it empty" in refusal()
+    assert "found the files []" in refusal()
     (path / "metrics.jsonl").write_text('{"step"')
-    assert "found no complete line in metrics.jsonl" in refusal()
+    assert "found the files ['metrics.jsonl']" in refusal()
 
 
 def test_a_directory_without_a_run_among_others_is_named(runs, tmp_path, caplog):
@@ -302,9 +297,8 @@ def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(tmp_path, 
 def test_tracker_file_under_verls_own_name_is_read(tmp_path):
     write_lines(tmp_path / "notes.jsonl", [{"no": "metrics"}])
     write_lines(tmp_path / "experiment.jsonl", [training(1, 0.5, 0.0)])
-    run = read_run(tmp_path)
-    assert list(run.metrics) == [1]
-    assert "There is no metrics.jsonl: the metrics are those of experiment.jsonl." in run.notes
+    (file,) = find_runs([tmp_path])
+    assert list(read_run(file).metrics) == [1]
 
 
 def test_files_under_verls_own_names_are_runs(tmp_path):
@@ -321,7 +315,7 @@ def test_files_under_verls_own_names_are_runs(tmp_path):
             assert (list(each.rollouts), list(each.validation)) == ([2], [0, 3])
     text = page_of(tmp_path, mine).text
     assert "What each reward did: gdpo and grpo" in text
-    assert "In 2 of 4 dumped groups" in text
+    assert text.count("In 1 of 2 groups (50.0%) GRPO gives one advantage") == 2
 
 
 def test_the_tutorial_prints_what_the_report_reads(tmp_path, monkeypatch):
@@ -358,27 +352,9 @@ def test_runs_of_mixed_versions_are_named(tmp_path):
         (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
     write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
     text = page_of(tmp_path, *runs).text
-    assert "different versions of gdpo-verl: gdpo: 0.1.0, grpo: 0.2.0." in text
-    assert "grpo: without the component correctness, format of the other runs." in text
+    assert "version of gdpo-verl 0.1.0 0.2.0" in text
     (runs[0] / "launch.json").write_text("{")
-    assert any("launch.json could not be read" in note for note in read_run(runs[0]).notes)
-
-
-def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    prompts = [f"prompt {i}" for i in range(20)]
-    before = [answer(prompt, "x", 1.0, 0.0) for prompt in prompts]
-    # Half get better, a quarter worse, a quarter stay.
-    after = [answer(p, "y", float(i % 4 != 0), float(i % 2)) for i, p in enumerate(prompts)]
-    write_lines(run / "validation/0.jsonl", before)
-    write_lines(run / "validation/3.jsonl", after)
-    samples = choose_samples([read_run(run)], COMPONENTS)
-    assert (samples["prompts"], samples["changed"]) == (20, 15)
-    assert [sample["changed"] for sample in samples["chosen"]] == [True] * 4 + [False] * 2
-    # verl orders a dump by random ids: the choice does not depend on the order.
-    write_lines(run / "validation/0.jsonl", before[::-1])
-    write_lines(run / "validation/3.jsonl", after[::-1])
-    assert choose_samples([read_run(run)], COMPONENTS) == samples
+    assert read_run(runs[0]).launch == {}
 
 
 def test_no_two_of_six_runs_share_a_colour(tmp_path):

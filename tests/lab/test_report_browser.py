@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
+from fake_runs import HOSTILE, rollout, training, validation, write_lines, write_run
 from pages import new_page
 
 from gdpo_verl.lab.report import write_report
@@ -157,23 +157,6 @@ def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
     page.select_option("#browse-kind", label="held-out")
     assert page.inner_text("#browse-step") == "step 3"
     assert page.query_selector(".rollout .number") is None
-
-
-def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(open_page, tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    index = write_report([run], tmp_path / "followed", refresh=5)
-    write_lines(run / "validation/0.jsonl", [answer("add 1", "written since", 1.0, 3.0)])
-    final = write_report([run], tmp_path / "final")
-    opened = open_page(index)
-    opened.select_option("#browse-kind", label="held-out")
-    opened.click("#browse-back")
-    opened.evaluate("scrollTo(0, document.getElementById('rollouts').offsetTop)")
-    height = opened.evaluate("scrollY")
-    with opened.expect_event("load"):
-        final.replace(index)
-    assert opened.inner_text(".rollout pre") == "written since"
-    assert opened.inner_text("#browse-step") == "step 0"
-    assert abs(opened.evaluate("scrollY") - height) < 100
 
 
 def test_nothing_sticks_out_on_a_phone(open_page, report):

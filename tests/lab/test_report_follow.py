@@ -1,24 +1,18 @@
-"""The console's line during a training, and a report that is kept current."""
+"""The console's line during a training."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import logging
 from types import SimpleNamespace
 
 import pytest
-from fake_runs import Page, training, validation, write_lines, write_run
+from fake_runs import training, validation, write_lines
 
-from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.report import follow_report
-from gdpo_verl.lab.report import page as report_page
 from gdpo_verl.lab.run import progress
 from gdpo_verl.lab.run.progress import follow
-from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import is_running
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +42,6 @@ def follow_launch(
     records,
     total_steps=12,
     log_line="",
-    questions="",
 ):
     process, stream = launch(run, records, log_line), io.StringIO()
 
@@ -56,7 +49,7 @@ def follow_launch(
         return next(process, "ended") != "ended"
 
     with contextlib.redirect_stderr(stream):
-        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", questions=questions)
+        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo")
     return stream.getvalue()
 
 
@@ -76,16 +69,10 @@ def test_progress_is_a_line_a_step(tmp_path):
     ]
 
 
-def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path):
+def test_a_measurement_takes_no_step(tmp_path):
     answered = {"step": 0, "data": validation(0.5, 0.0)}
-    lines = follow_launch(tmp_path / "run", [answered], questions="256 × 4 questions").splitlines()
-    assert lines == [
-        "gdpo: starting Ray, vLLM and FSDP… 0 s",
-        "gdpo: answering 256 × 4 questions… 0 s",
-        "gdpo: answered 256 × 4 questions in 0 s",
-    ]
-    (last,) = follow_launch(tmp_path / "cut", [], questions="9 × 1 questions").splitlines()[-1:]
-    assert "answered" not in last
+    lines = follow_launch(tmp_path / "run", [answered]).splitlines()
+    assert lines[-1] == "gdpo: ended after 0 s (validating or taking the first step)"
 
 
 def test_a_warning_of_the_plug_in_is_shown_once(tmp_path):
@@ -134,56 +121,3 @@ def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path):
     text = follow_launch(tmp_path / "none", [])
     assert "validated" not in text
     assert text.endswith("gdpo: ended after 0 s (validating or taking the first step)\n")
-
-
-def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path, monkeypatch):
-    run, page = write_run(tmp_path / "gdpo"), tmp_path / "out/index.html"
-    said = []
-    shown = []
-    metrics = run / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text("".join(whole.splitlines(keepends=True)[:3]))
-
-    def finish(seconds):
-        shown.append(page.read_text(encoding="utf-8"))
-        metrics.write_text(whole)
-        (run / "done").touch()
-
-    monkeypatch.setattr(report_page, "time", SimpleNamespace(sleep=finish))
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert follow_report([run], page.parent, every=1, say=said.append) == page
-    assert said == [f"{page}: kept current every 1 s"]
-    (first,), last = shown, page.read_text(encoding="utf-8")
-    assert "2 of 3" in Page(first).text
-    assert '<body data-refresh="1">' in first
-    assert "3 of 3" in Page(last).text
-    assert "data-refresh" not in last
-
-
-def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    assert not is_running(run)
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert is_running(run)
-    assert not is_running(run)
-    (run / "lock").unlink()
-    write_lines(run / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    assert is_running(run)
-    (run / "config.yaml").unlink()
-    assert is_running(run)
-    assert not is_running(tmp_path)
-
-
-def test_following_what_has_ended_writes_once(tmp_path, capsys):
-    run, out = write_run(tmp_path / "gdpo"), tmp_path / "out"
-    assert main(["report", "--follow", str(run), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out / 'index.html'}\n"
-
-
-def test_what_cannot_be_followed_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="more than 0 seconds"):
-        follow_report([write_run(tmp_path / "gdpo")], tmp_path / "out", every=0)
-    with pytest.raises(RunError, match="found nothing"):
-        follow_report([tmp_path / "none"], tmp_path / "out")

@@ -11,7 +11,7 @@ import pytest
 from fake_runs import page_of, training, write_lines
 
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import find_runs, is_running, read_run
+from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 STATE = "trainer_state.json"
 
@@ -150,10 +150,3 @@ def test_a_state_without_rewards_says_so_in_trls_words(tmp_path):
     run = read_run(tmp_path)
     assert run.notes[1].startswith("No rewards/<name>/mean in it")
     assert not any(word in note for note in run.notes for word in ("verl", "algorithm."))
-
-
-def test_a_training_goes_on_until_trls_last_step(tmp_path):
-    write_state(tmp_path / "run/checkpoint-2", 2, of=4)
-    assert is_running(tmp_path / "run")
-    write_state(tmp_path / "run/checkpoint-4", 4)
-    assert not is_running(tmp_path / "run")

@@ -81,7 +81,7 @@ def test_report_and_replay_show_no_variable_of_the_reader(tmp_path, capsys):
     assert main(["report", *runs, "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert text in page
-    main(["replay", runs[0], "--out", str(tmp_path / "replay")])
+    main(["replay", runs[0]])
     main(["replay", runs[0], "algorithm.adv_estimator=gdpo"])
     printed = capsys.readouterr()
     assert text in printed.err  # the epsilon is no number
@@ -250,8 +250,7 @@ def test_a_small_table_that_holds_much_is_refused(tmp_path, monkeypatch):
 def test_a_dump_of_any_step_takes_no_memory(tmp_path):
     for step in (1, 2, 3_000_000_000):
         write_lines(tmp_path / f"{step}.jsonl", [line("q", right=1.0) | {"step": step}])
-    (note,) = Source(tmp_path).notes
-    assert note.endswith("steps are missing between 2 and 3000000000")
+    assert Source(tmp_path).notes == []
 
 
 def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):
@@ -275,7 +274,7 @@ def test_a_report_replaces_a_link_and_leaves_its_target(tmp_path):
     write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "data": {"rewards/a/mean": 0.5}}])
     out = tmp_path / "report"
     out.mkdir()
-    names = ("curves.png", "summary.md", "index.html")
+    names = ("summary.md", "index.html")
     for name in names:
         (out / name).symlink_to(precious)
     write_report([tmp_path / "run"], out)

@@ -13,8 +13,8 @@ from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.names import METRICS
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.trainer import TrainerHooks
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.trainer import TrainerHooks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 

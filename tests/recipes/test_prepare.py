@@ -10,12 +10,13 @@ from fake_verl import word_tokenizer
 from gdpo_verl.recipes.code import rows as eurus2_code
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
 from gdpo_verl.recipes.math_length import rows as deepscaler
+from gdpo_verl.recipes.tool_call import prompt
 from gdpo_verl.recipes.tool_call import rows as rlla
 from prepared import rejected, truths, write, written
 from tokenizers import pre_tokenizers
 
-from gdpo_verl.lab import cli
-from gdpo_verl.lab.tasks import build, catalog, prompt
+from gdpo_verl.lab import catalog, cli
+from gdpo_verl.lab.tasks import build
 from gdpo_verl.lab.tasks.source import Record
 from gdpo_verl.rewards import gsm8k as gsm8k_reward
 

@@ -19,9 +19,9 @@ from servers import Handler, serving
 from test_judge_text import FIVE, answer, token
 
 from gdpo_verl.config.components import Component
-from gdpo_verl.plugin.reward import single_row_batch
-from gdpo_verl.plugin.reward_function import declared_reward, unnamed_arguments
-from gdpo_verl.plugin.validation import objective_of
+from gdpo_verl.plugin.checks.reward import single_row_batch
+from gdpo_verl.plugin.checks.reward_function import declared_reward, unnamed_arguments
+from gdpo_verl.plugin.checks.validation import objective_of
 from gdpo_verl.rewards import judge as module
 from gdpo_verl.rewards.judge import Judge
 

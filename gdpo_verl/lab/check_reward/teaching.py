@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl.lab.replay.advice import advise
 from gdpo_verl.lab.replay.capacity import capacity
 from gdpo_verl.lab.replay.figures import Figures, known_passing
+from gdpo_verl.lab.replay.forecast import Forecast, groups_of_size
 from gdpo_verl.lab.replay.output import verdict_lines
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.step.batch import RewardBatch
 
 
 def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
@@ -31,6 +33,8 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
     figures.add(setting, decomposition, setting.advantage(decomposition))
     verdict = advise(figures)
     prompts = OmegaConf.select(config, "data.train_batch_size")
+    prompts_a_step = int(prompts or len(set(batch.group_ids)))
+    size = int(config.actor_rollout_ref.rollout.n)
     return {
         "advice": [vars(advice) for advice in verdict.advice],
         "advice_conclusion": verdict.conclusion,
@@ -39,10 +43,28 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
             decomposition.rewards.tolist(),
             batch.group_ids,
             objective.keys,
-            size=int(config.actor_rollout_ref.rollout.n),
-            prompts_a_step=int(prompts or len(set(batch.group_ids))),
+            size=size,
         ),
+        "forecast": forecast_at_size(batch, size).for_step(prompts_a_step),
     }
+
+
+def forecast_at_size(batch: RewardBatch, size: int) -> Forecast:
+    """Measure the push in groups of the run's size; it is empty with too few responses."""
+    objective = batch.rows.objective
+    new_groups: Mapping[int, Hashable] = groups_of_size(batch.group_ids, size)
+    forecast = Forecast()
+    if new_groups:
+        raw = batch.raw[list(new_groups)]
+        tokens = torch.ones(len(raw))
+        graded: dict[str, list[Any]] = {}
+        for key, column in batch.graded.items():
+            graded[key] = [column[row] for row in new_groups]
+        names = [str(row) for row in new_groups]
+        groups = list(new_groups.values())
+        decomposition = objective.decompose(raw, groups, tokens, 0, graded, names)
+        forecast.add(objective.keys, decomposition)
+    return forecast
 
 
 def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
@@ -71,4 +93,3 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
             f"capacity at actor_rollout_ref.rollout.n={measured['size']}: "
             f"{measured['teaches']:.1f} of {measured['rewards']} rewards"
         )
-    yield from measured["rare"]

@@ -29,10 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Hydra would read a misspelt option as a key, and its error would not name the option.
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if any(word.startswith("RUN=") for word in rest):
-        parser.error(
-            "RUN= is a variable that is set before the name of a script. Give --run RUN instead"
-        )
     try:
         status = int(options.command(options) or 0)
         sys.stdout.flush()

@@ -71,7 +71,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retries",
         metavar="N",
-        type=_count,
+        type=int,
         default=0,
         help="Start a run that failed again, up to this many times, from its last complete "
         "checkpoint. Default: 0.",
@@ -86,15 +86,8 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="Check everything that needs no GPU, say what would run and what it needs, and end. "
+        help="Check everything that needs no GPU, say what would run, and end. "
         "Default: train the recipe.",
-    )
-    command.add_argument(
-        "--card",
-        metavar="GIB",
-        type=float,
-        help="Set the memory of one GPU for --dry-run. Default: that of this machine's GPUs, or "
-        "else that of the hardware recipe.",
     )
     command.add_argument(
         "--accept-changed-files",
@@ -102,12 +95,6 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="Resume a run although its data, policy, reward file or gdpo-verl changed. Default: "
         "such a start is rejected.",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of starts: 0, 1, 2, …")
-    return int(text)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -145,7 +132,6 @@ def _dry_run(
         options.recipe,
         run,
         overrides,
-        card=options.card,
         elsewhere=elsewhere,
         config_dir=options.config_dir,
         accept_changed_files=options.accept_changed_files,
@@ -167,6 +153,7 @@ def _submit(options: argparse.Namespace) -> int:
         options.recipe,
         options.run,
         options.overrides,
+        program=__package__,
         env=options.env,
         upload=options.upload,
         working_dir=options.working_dir,

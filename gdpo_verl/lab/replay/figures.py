@@ -125,22 +125,17 @@ class Figures:
             self.settings.append(setting)
         groups = decomposition.groups
         live = decomposition.has_advantage
-        spread = decomposition.spread
         raw = decomposition.raw
         z = torch.where(live[:, None], decomposition.normalized.nan_to_num(0.0), 0.0)
         terms = torch.where(live[:, None], setting.terms(decomposition), 0.0)
         paid = terms.clamp(min=0)
         self._batches.append((groups, raw, paid))
-        combined = decomposition.combined.nan_to_num(0.0)
         rows = {
             "live": live,
-            "std": torch.where(spread.group_varies, spread.std, 0.0),
             "share": terms.abs(),
             "paid": paid,
             "influence": influence_terms(decomposition, advantage),
             "products": z[:, :, None] * z[:, None, :],
-            "combined": combined,
-            "squares": combined.square(),
         }
         for name, values in rows.items():
             self._add_sums(name, groups, values)

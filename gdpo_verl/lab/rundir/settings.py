@@ -129,7 +129,7 @@ def recorded_setting(source: Source, asked: Objective | None = None) -> Setting:
     Args:
       asked: its weights may be those of TRL's trainer, which logs none.
     """
-    if source.is_trls and source.algorithm is None:
+    if source.columns.is_trls and source.algorithm is None:
         with contextlib.suppress(ValueError):  # who reads all batches gets this error
             for batch in source.batches():
                 if bool(batch.numbers("advantage").nan_to_num(0.0).any()):
@@ -141,7 +141,7 @@ def recorded_algorithm(source: Source) -> dict[str, Any]:
     """Return the settings that a source was made with: its own, else GRPO's defaults."""
     algorithm = dict(source.algorithm or {})
     if algorithm.get("adv_estimator") not in ESTIMATORS:
-        known = source.is_ours and source.algorithm is None
+        known = source.columns.is_ours and source.algorithm is None
         algorithm["adv_estimator"] = "gdpo" if known else "grpo"
     return algorithm
 

@@ -1,0 +1,59 @@
+"""The push on a reward, computed by hand, and from the metrics of the kept runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdpo_verl.config import GdpoConfig
+from gdpo_verl.lab.replay.forecast import LINE, Forecast, forecast_lines
+
+RARE = Path(__file__).parents[2] / "docs/evidence/rare.jsonl.gz"
+
+
+def pushes(rewards: list[list[float]], groups: list[int], per_step: float, **gdpo) -> dict:
+    config = GdpoConfig.from_algorithm({"adv_estimator": "gdpo", "gdpo": gdpo})
+    objective = config.resolve(["common", "rare"])
+    raw = torch.tensor(rewards, dtype=torch.float64)
+    decomposition = objective.decompose(raw, groups, torch.ones(len(raw)), 0)
+    forecast = Forecast()
+    forecast.add(objective.keys, decomposition)
+    return forecast.for_step(per_step)
+
+
+def test_the_push_is_the_influence_times_the_groups_of_a_step():
+    # In group 0 both rewards are equal, in group 1 only the common one varies: each z is
+    # +-0.7071, and so is GRPO's advantage.
+    rewards = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    found = pushes(rewards, [0, 0, 1, 1], per_step=16)["push"]
+    # Mean of A z over the responses: rare (0.5 + 0.5 + 0 + 0) / 4, common 0.5.
+    assert found["grpo"] == pytest.approx({"rare": 16 * 0.25, "common": 16 * 0.5}, abs=1e-4)
+    # GDPO: sums +-1.4142 and +-0.7071, divided by their deviation sqrt(5 / 3).
+    deviation = (5 / 3) ** 0.5
+    expected = {"rare": 16 * 0.5 / deviation, "common": 16 * 0.75 / deviation}
+    assert found["gdpo"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_configured_variant_has_a_column_of_its_own():
+    rewards = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    forecast = pushes(rewards, [0, 0, 1, 1], per_step=2, variant="dara")
+    assert list(forecast["push"]) == ["grpo", "gdpo", "dara"]
+    assert forecast["push"]["dara"]["rare"] > forecast["push"]["gdpo"]["rare"]
+    head, *_ = forecast_lines(forecast)
+    assert head.split() == ["push,", "2", "groups", "a", "step", "grpo", "gdpo", "dara"]
+
+
+def test_the_counts_in_the_forecast_are_those_of_the_kept_runs():
+    learned = {True: [0, 0], False: [0, 0]}
+    with gzip.open(RARE, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            metrics = json.loads(line)["metrics"]
+            influence = sum(metrics["gdpo/format/influence"][:5]) / 5
+            side = learned[16 * influence >= LINE]
+            side[0] += max(metrics["rewards/format/mean"]) >= 0.5
+            side[1] += 1
+    assert learned == {True: [34, 39], False: [1, 33]}
