@@ -122,9 +122,7 @@ class GDPOTrainer(GRPOTrainer):
             parsing.check_component("by_criterion", name, names)
         self.objective = config.resolve(components, names, mapped=as_names(by_criterion))
         self._mappings: dict[str, list[Any]] = {}
-        for place, name in enumerate(names):
-            if name in self.objective.by_criterion:
-                self.reward_funcs[place] = self._with_numbers(name, self.reward_funcs[place])
+        self._wrap_rubrics()
         self.objective.check_groups(self.num_generations)
         self.objective.try_derived({})
         self._warn_of_trls()
@@ -143,6 +141,12 @@ class GDPOTrainer(GRPOTrainer):
             }
             text = json.dumps({"algorithm": algorithm}, default=float)
             Path(self.args.output_dir, "completions/config.yaml").write_text(text)
+
+    def _wrap_rubrics(self) -> None:
+        """Have each function that returns mappings return the numbers of its rubrics to TRL."""
+        for place, name in enumerate(self.reward_func_names):
+            if name in self.objective.by_criterion:
+                self.reward_funcs[place] = self._with_numbers(name, self.reward_funcs[place])
 
     def _with_numbers(self, name: str, function: Any) -> Any:
         """The function with the number of each rubric, which TRL takes; its mappings are kept."""

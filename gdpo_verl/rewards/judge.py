@@ -92,7 +92,7 @@ class Judge:
             raise ValueError(f"{where}: expected a mapping of {keys}, found {node!r}")
         refuse_unknown(node, keys, where)
         judge = cls(**node)
-        places = ["{response}"] + ["{criteria}"] * (judge.rubric is not None)
+        places = ["{response}"] if judge.rubric is None else ["{response}", "{criteria}"]
         asks = isinstance(judge.question, str) and all(each in judge.question for each in places)
         if judge.rubric is not None and judge.scale is not None:
             raise ValueError(
