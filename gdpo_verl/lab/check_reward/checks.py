@@ -30,6 +30,8 @@ NOTE = "notes"
 Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
+# Criteria that a note names.
+_NAMED = 5
 _REAL_ANSWERS = (
     "If no made-up response has the layout that the reward asks for, give real ones with "
     "`gdpo-verl check-reward --answers`, or sample them with its option --model"
@@ -289,6 +291,26 @@ def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]
         if layout in row and wrong_scores:
             margins.append(row[layout] - max(wrong_scores))
     return margins
+
+
+def criteria_that_teach_nothing(batch: RewardBatch) -> Iterator[Finding]:
+    """Note the criteria of rubrics that every response meets, and those that none meets."""
+    for key, graded in batch.graded.items():
+        values: dict[str, list[float]] = defaultdict(list)
+        for own in graded:
+            for name, (value, _) in (own or {}).items():
+                if not math.isnan(value):
+                    values[name].append(value)
+        several = {name: own for name, own in values.items() if len(own) > 1}
+        always = [name for name, own in several.items() if min(own) > 0]
+        never = [name for name, own in several.items() if max(own) <= 0]
+        for names, said in ((always, "every"), (never, "no")):
+            if names:
+                yield (
+                    NOTE,
+                    f"{key!r}: {said} response meets {len(names)} of {len(values)} criteria, which "
+                    f"would teach nothing: {', '.join(names[:_NAMED])}. {_REAL_ANSWERS}",
+                )
 
 
 def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
