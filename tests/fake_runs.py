@@ -1,12 +1,8 @@
 """Runs in verl's formats, as the tests of the report write them, and a reader of its page."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 from gdpo_verl.lab.report import write_report
 
@@ -14,7 +10,7 @@ HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window
 COMPONENTS = ["format", "correctness"]
 
 
-def training(step: int, format_: float, correctness: float, **more: float) -> dict[str, Any]:
+def training(step, format_, correctness, **more):
     """One line of the `file` tracker after a training step."""
     data = {
         "training/global_step": step,
@@ -32,7 +28,7 @@ def training(step: int, format_: float, correctness: float, **more: float) -> di
     return {"step": step, "data": data | more}
 
 
-def validation(format_: float, correctness: float) -> dict[str, float]:
+def validation(format_, correctness):
     return {
         "val-aux/toolbox/format/mean@1": format_,
         "val-aux/toolbox/correctness/mean@1": correctness,
@@ -41,14 +37,14 @@ def validation(format_: float, correctness: float) -> dict[str, float]:
     }
 
 
-def answer(prompt: str, output: str, format_: float, correctness: float) -> dict[str, Any]:
+def answer(prompt, output, format_, correctness):
     """One row of a validation dump."""
     score = format_ + correctness
     scores = {"score": score, "reward": score, "format": format_, "correctness": correctness}
     return {"input": prompt, "output": output, "gts": f"call for {prompt} {HOSTILE}", **scores}
 
 
-def rollout(uid: str, format_: float, correctness: float, gdpo: Any, grpo: Any) -> dict[str, Any]:
+def rollout(uid, format_, correctness, gdpo, grpo):
     """One row of a rollout dump, with what the plug-in adds."""
     advantages = {"gdpo_advantage": gdpo, "grpo_advantage": grpo}
     return {"uid": uid, **answer("question", "…", format_, correctness), **advantages}
@@ -65,17 +61,17 @@ COLLAPSED = [
 ]
 
 
-def verls_uid(name: str) -> str:
+def verls_uid(name):
     """A uid as verl makes it, the same for the same name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
 
-def write_lines(path: Path, records: list[Any], end: str = "") -> None:
+def write_lines(path, records, end=""):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records) + end)
 
 
-def write_run(path: Path, estimator: str = "gdpo", *, gain: float = 1.0) -> Path:
+def write_run(path, estimator="gdpo", *, gain=1.0):
     """Three steps, validated before the first and after the last."""
     last = training(3, 0.8, 0.5 + gain, **validation(0.9, 1.5), **{"timing_s/testing": 4.0})
     lines = [
@@ -86,10 +82,9 @@ def write_run(path: Path, estimator: str = "gdpo", *, gain: float = 1.0) -> Path
     ]
     write_lines(path / "metrics.jsonl", lines)
     write_lines(path / "rollouts/2.jsonl", COLLAPSED)
-    before = [answer("add 1", HOSTILE, 0.0, -3.0), answer("add 2", "same", 1.0, 3.0)]
-    after = [answer("add 1", "now right", 1.0, 3.0), answer("add 2", "same", 1.0, 3.0)]
-    write_lines(path / "validation/0.jsonl", before)
-    write_lines(path / "validation/3.jsonl", after)
+    same = answer("add 2", "same", 1.0, 3.0)
+    write_lines(path / "validation/0.jsonl", [answer("add 1", HOSTILE, 0.0, -3.0), same])
+    write_lines(path / "validation/3.jsonl", [answer("add 1", "now right", 1.0, 3.0), same])
     (path / "config.yaml").write_text(
         f"algorithm: {{adv_estimator: {estimator}}}\n"
         f"trainer: {{total_training_steps: 3, default_local_dir: '{path}/saved'}}\n"
@@ -103,51 +98,51 @@ class Page(HTMLParser):
 
     Attributes:
       tags, references: of every element.
+      open: elements that were not closed.
       text: what is shown.
       scripts: id to text of the script elements; the page's own has none.
     """
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
-        self.tags: list[str] = []
-        self.references: list[str] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.scripts: dict[str, str] = {}
-        self.script = ""
+        self.tags = []
+        self.references = []
+        self.open = []
+        self.text = ""
+        self.scripts = {}
+        self.script = None  # the id of the element that is open
         self.feed(html)
-        self.text = " ".join(" ".join(self.words).split())
+        self.text = " ".join(self.text.split())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         if tag not in {"meta", "br", "link", "img", "input"}:
             self.open.append(tag)
         if tag == "script":
-            self.script = dict(attrs).get("id") or ""
-        names = {"src", "href", "xlink:href", "action", "data", "srcset"}
-        found = [value or "" for name, value in attrs if name in names]
-        self.references += [value for value in found if value != "data:,"]  # no icon
+            self.script = dict(attrs).get("id", "")
+        for name, value in attrs:
+            is_reference = name in {"src", "href", "xlink:href", "action", "data", "srcset"}
+            if is_reference and value != "data:,":  # no icon
+                self.references.append(value or "")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        if tag == "script":
+            self.script = None
 
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.scripts[self.script] = self.scripts.get(self.script, "") + data
+    def handle_data(self, data):
+        if self.script is None:
+            self.text += f" {data}"
         else:
-            self.words.append(data)
+            self.scripts[self.script] = self.scripts.get(self.script, "") + data
 
 
-def page_of(out: Path, *runs: Path) -> Page:
+def page_of(out, *runs):
     """The report about runs, written into `out` and read again."""
     return Page(write_report(runs, out).read_text(encoding="utf-8"))
 
 
-def summary_of(out: Path, *runs: Path) -> str:
+def summary_of(out, *runs):
     """The report's tables and sentences about runs, as text."""
     write_report(runs, out)
     return (out / "summary.md").read_text(encoding="utf-8")

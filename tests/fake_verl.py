@@ -47,8 +47,8 @@ def trainer_of(config: DictConfig, *, hooks: bool = True) -> Any:
     """verl's trainer with nothing set up but what its advantage step and its dump read."""
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
-    from gdpo_verl.plugin import validation
-    from gdpo_verl.plugin.trainer import TrainerHooks
+    from gdpo_verl.plugin.checks import validation
+    from gdpo_verl.plugin.step.trainer import TrainerHooks
 
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config

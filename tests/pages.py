@@ -1,10 +1,6 @@
 """Pages, in a real Chromium."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from waiting import HANGS
@@ -16,7 +12,7 @@ PATIENCE = 1000 * HANGS  # milliseconds; playwright's own is half a minute
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine: apt install chromium")
     sync_api = pytest.importorskip("playwright.sync_api")
@@ -26,7 +22,7 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-def new_page(browser: Any, **options: Any) -> Any:
+def new_page(browser, **options):
     """A page in a new context, which `options` are for."""
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(PATIENCE)

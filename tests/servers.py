@@ -1,34 +1,30 @@
 """HTTP servers of a test's own, on a free port of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
     """Reads and answers JSON, and says nothing of it."""
 
-    def request_body(self) -> Any:
+    def request_body(self):
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
-    def answer(self, text: str, status: int = 200) -> None:
+    def answer(self, text, status=200):
         data = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @contextlib.contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+def serving(handler):
     """Serve until the end of the block; gives the address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True

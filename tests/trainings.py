@@ -20,7 +20,7 @@ from waiting import start_ray, wait_for
 
 from gdpo_verl.cpu.patches import give_ray_time_to_start
 from gdpo_verl.lab.rundir.run import flattened
-from gdpo_verl.plugin.hooks import when_imported
+from gdpo_verl.upstream.hooks import when_imported
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STOCK = "verl's own configuration"
@@ -97,13 +97,14 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy like that of `gdpo-verl make-policy`, after half of the steps."""
 
     def make(out: Path) -> None:
-        from gdpo_verl.lab import policy
-        from gdpo_verl.lab.policy.tasks import TASKS
+        from gdpo_verl.recipes.toolbox.policy import TASK
 
-        settings = replace(TASKS["toolbox"].settings, steps=160)
+        from gdpo_verl.lab import policy
+
+        settings = replace(TASK.settings, steps=160)
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)
-            policy.make_policy(out, settings=settings)
+            policy.make_policy(out, TASK, settings=settings)
 
     return made_once(tmp_path_factory, "policy", make)
 

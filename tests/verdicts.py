@@ -1,9 +1,6 @@
 """The cases that a recipe's reward promises to judge as they say: ``recipes/NAME/cases.jsonl``."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 from gdpo_verl.lab.run.composition import recipes_directory
 
@@ -12,5 +9,5 @@ FILES = {file.parent.name: file for file in sorted(recipes_directory().glob("*/c
 SETTINGS = {"code": {"timeout": 60, "deadline": 600}}
 
 
-def cases_of(recipe: str) -> list[dict[str, Any]]:
+def cases_of(recipe):
     return [json.loads(line) for line in FILES[recipe].open(encoding="utf-8")]

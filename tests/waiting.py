@@ -1,19 +1,13 @@
 """Waiting for what a test has started."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 # Seconds. What takes longer will never end, on however busy a machine.
 HANGS = 1800.0
 
 
-def wait_for(
-    condition: Callable[[], bool], state: Callable[[], object] = str, *, every: float = 0.05
-) -> None:
+def wait_for(condition, state=str, *, every=0.05):
     """Until the condition holds; an AssertionError with the state where it never does."""
     deadline = time.monotonic() + HANGS
     while not condition():
@@ -21,7 +15,7 @@ def wait_for(
         time.sleep(every)
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     """Return whether a process runs; one that ended and waits for its parent does not."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -29,7 +23,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def start_ray(**options: Any) -> None:
+def start_ray(**options):
     """`ray.init`, once more where Ray gives up: the plug-in's patience is not everywhere."""
     import ray
 

@@ -17,24 +17,36 @@ from typing import Any
 import numpy as np
 import torch
 
+from gdpo_verl.advantage import (
+    corr_grpo,
+    dara,
+    dvao,
+    gd2po,
+    mgda,
+    mo_grpo,
+    rvpo,
+    sa_mrpo,
+    saw,
+    tchebycheff,
+)
 from gdpo_verl.advantage.decomposition import DEFAULTS, EstimatorSettings, decompose
 from gdpo_verl.advantage.variant import GDPO, Variant
 from gdpo_verl.names import did_you_mean
 
-_FILES = (
-    "dvao",
-    "sa_mrpo",
-    "dara",
-    "gd2po",
-    "saw",
-    "corr_grpo",
-    "mo_grpo",
-    "rvpo",
-    "tchebycheff",
-    "mgda",
+_MODULES = (
+    dvao,
+    sa_mrpo,
+    dara,
+    gd2po,
+    saw,
+    corr_grpo,
+    mo_grpo,
+    rvpo,
+    tchebycheff,
+    mgda,
 )
 VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
-    name: importlib.import_module(f"gdpo_verl.advantage.{name}").VARIANT for name in _FILES
+    module.VARIANT.name: module.VARIANT for module in _MODULES
 }
 PACKAGE = "pkg://"
 # Tensors of a decomposition that a variant reads.

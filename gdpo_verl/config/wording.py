@@ -44,3 +44,8 @@ VERL = Wording(
     "reward function.",
     absent="Return it from compute_score in every case, also after a failure, or remove the key.",
 )
+
+NEEDS_TRAINER_HOOKS = (
+    "works only in verl's default trainer. Train with verl.trainer.main_ppo and "
+    "trainer.use_v1=true, or remove this setting."
+)

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-from gdpo_verl.plugin.loopback import bind
+from gdpo_verl.upstream.loopback import bind
 
 # How long a process waits for the others. If an update takes longer, one of them has ended.
 TIMEOUT = timedelta(minutes=10)

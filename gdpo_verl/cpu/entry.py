@@ -12,7 +12,7 @@ def activate() -> None:
     """Register the platform and apply the patches that verl needs to run on it."""
     from gdpo_verl.cpu import patches
 
-    patches.apply()
+    patches.apply(__name__)
 
     from gdpo_verl.cpu import platform  # this imports verl, so one patch comes before
 

@@ -12,24 +12,30 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from types import SimpleNamespace
 from typing import Any
 
-from gdpo_verl.plugin.hooks import when_imported, wrap
+from gdpo_verl.upstream.hooks import when_imported, wrap
 
 POLL_SECONDS = 0.1
 START_SECONDS = 300  # that Ray's processes may need
 
 
-def apply() -> None:
-    """Apply all patches to this process."""
+def apply(entry: str) -> None:
+    """Apply all patches to this process.
+
+    Args:
+      entry: the module that applies them and registers the platform. The server that forks workers
+        imports it before all other modules.
+    """
     use_fsdp_engine()
     run_workers_at_full_priority()
     name_vllm()
     when_imported("ray.actor")(leave_rays_generator_unseeded)
     when_imported("ray._private.node")(give_ray_time_to_start)
-    when_imported("verl.trainer.constants_ppo")(fork_workers)
+    when_imported("verl.trainer.constants_ppo")(partial(fork_workers, entry))
     when_imported("verl.utils.distributed")(use_one_gloo_backend)
     when_imported("verl.workers.rollout.vllm_rollout.vllm_rollout")(name_senders_socket)
     when_imported("verl.workers.rollout.vllm_rollout.utils")(name_receivers_socket)
@@ -67,7 +73,7 @@ def leave_rays_generator_unseeded(actor: Any) -> None:
     actor.ActorClassID = SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
 
 
-def fork_workers(constants: Any) -> None:
+def fork_workers(entry: str, constants: Any) -> None:
     """Ray starts a worker as a new interpreter, in which verl and vLLM are imported again. On a few
     cores this is most of the time of a start (`gdpo_verl.cpu.workers`). verl calls this function
     only in the driver, when it starts Ray itself (verl/trainer/main_ppo.py, `run_ppo`)."""
@@ -80,7 +86,7 @@ def fork_workers(constants: Any) -> None:
         joins = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
         if not joins and ray_init.runtime_env.get("py_executable") is None:
             variables = {**chosen["env_vars"], **(ray_init.runtime_env.get("env_vars") or {})}
-            ray_init.runtime_env.py_executable = workers.start(variables)
+            ray_init.runtime_env.py_executable = workers.start(variables, entry)
         return chosen
 
     wrap(constants, "get_ppo_ray_runtime_env", runtime_env)

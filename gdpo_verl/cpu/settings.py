@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.plugin.model import has_configuration, is_lora
+from gdpo_verl.upstream.model import has_configuration, is_lora
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20

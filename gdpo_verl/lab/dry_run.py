@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import sys
@@ -22,8 +21,8 @@ from gdpo_verl.lab.run.memory import Shape, load_shape, needs
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.tasks.rows import tokenizer_of
-from gdpo_verl.plugin.dumps import DumpSettings
-from gdpo_verl.plugin.model import check_model
+from gdpo_verl.plugin.step.dumps import DumpSettings
+from gdpo_verl.upstream.model import check_model
 
 # The rows on which the reward is tried; each gets several responses.
 PROBED_ROWS = 4
@@ -160,8 +159,8 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from gdpo_verl.plugin import batches, validation
-    from gdpo_verl.plugin.checks import Moment, Run, check_run
+    from gdpo_verl.plugin.checks import batches, validation
+    from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
 
     if validation.uses_plugin(config):
         check_run(Run(config), Moment.KEYS, Moment.CONFIGURATION)
@@ -188,8 +187,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     config = config.copy()  # the check changes settings of it
     if shape is None:
         config.actor_rollout_ref.model.path = None  # responses are then counted in bytes
-    # Not timed: a busy machine is no slow reward.
-    report = check_reward.check(config, rows=PROBED_ROWS, step_seconds=math.inf)
+    report = check_reward.check(config, rows=PROBED_ROWS)
     if report["problems"]:
         raise ValueError("data and reward: " + "; ".join(report["problems"]))
     names = ", ".join(component["name"] for component in report["components"])

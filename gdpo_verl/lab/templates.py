@@ -1,14 +1,20 @@
-"""Pages from templates."""
+"""Pages from templates, which lie next to the module of the page."""
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def templates(package: str) -> Environment:
-    """The templates of pages next to a package's modules."""
+def templates(module_file: str) -> Environment:
+    """The templates next to a module.
+
+    Args:
+      module_file: the ``__file__`` of the module that fills the templates in.
+    """
     return Environment(
-        loader=PackageLoader(package, "."),
+        loader=FileSystemLoader(Path(module_file).parent),
         autoescape=True,
         undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
         trim_blocks=True,

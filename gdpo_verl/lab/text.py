@@ -21,20 +21,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def seconds_text(seconds: float) -> str:
-    """A time in the unit that a person would take.
-
-    >>> seconds_text(0.000445), seconds_text(0.0133), seconds_text(3.012), seconds_text(320)
-    ('445 µs', '13.3 ms', '3.01 s', '5 min 20 s')
-    """
-    if seconds >= 60:
-        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
-    for unit, parts in (("µs", 1_000_000), ("ms", 1000)):
-        if seconds * parts < 999.5:  # three digits round to 1000 from there
-            return f"{seconds * parts:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind, without a full stop.
 
@@ -84,11 +70,19 @@ def printable(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in its two largest units.
+    """Format a duration in the units that a person would take.
 
+    >>> duration(0), duration(0.000445), duration(0.0133), duration(3.012)
+    ('0 s', '445 µs', '13.3 ms', '3.01 s')
     >>> duration(42.4), duration(200), duration(7500)
     ('42 s', '3 min 20 s', '2 h 05 min')
     """
+    if 0 < seconds < 0.0009995:  # three digits round to 1000 from there
+        return f"{1e6 * seconds:.3g} µs"
+    if 0 < seconds < 0.9995:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 9.995:
+        return f"{seconds:.3g} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,16 +1,18 @@
 """The parts of verl that the plug-in wraps or calls, compared with the installed verl.
 
-A verl that fits this table is supported, whatever its version (`plugin.upstream` compares them).
+A verl that fits this table is supported, whatever its version; `upstream.dependencies` compares
+them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 
 from gdpo_verl import __version__
-from gdpo_verl.plugin.upstream import Contract, source_of, violations
-from gdpo_verl.plugin.upstream import Dependency as _D
+from gdpo_verl.upstream.dependencies import Contract, source_of, violations
+from gdpo_verl.upstream.dependencies import Dependency as _D
 
 # The version in requirements/*.lock, with which everything is tested.
 TESTED = "0.9.1"
@@ -86,6 +88,64 @@ SHARED_PROMPTS: Contract = {
         _D("FSDPEngineWithLMHead.prepare_model_outputs",
            "self output output_args micro_batch ...", "input_ids offsets"),
     ],
+}
+# For each package, what it writes and we read: lines of a run's log, an error of Ray, and names of
+# files. A run is not rejected because of these; a test compares them. Ray's texts about memory and
+# about the cause of a death are not listed, because Ray writes them in C++.
+WRITTEN: Mapping[str, Contract] = {
+    "verl": {
+        # lab/run/progress.py
+        "trainer.ppo.v1.trainer_base": [
+            _D("PPOTrainer._init_dataloader", writes=["Total training steps: "]),
+            _D("PPOTrainer.fit", writes=["Initial validation metrics: "]),
+            # lab/run/checkpoints.py, lab/evaluate/model.py and plugin/watch/checkpoint.py
+            _D("PPOTrainer._save_checkpoint",
+               writes=["global_step_", "actor", "data.pt", "latest_checkpointed_iteration.txt"]),
+            # lab/rundir/dumps.py
+            _D("PPOTrainer._write_generations", writes=[".jsonl"]),
+        ],
+        "utils.tracking": [
+            _D("FileLogger", reads="VERL_FILE_LOGGER_PATH step data",
+               writes=["Creating file logger at "]),
+        ],
+        "utils.checkpoint.fsdp_checkpoint_manager": [
+            _D("FSDPCheckpointManager.save_checkpoint",
+               writes=["model_world_size_", "optim_world_size_", "extra_state_world_size_",
+                       "_rank_", ".pt"]),
+        ],
+        # plugin/watch/deaths.py: the classes of the processes of a run
+        "trainer.main_ppo": [_D("TaskRunnerV1")],
+        "trainer.main_ppo_v0": [_D("TaskRunner")],
+        "trainer.ppo.v1.agent_loop_tq": [_D("AgentLoopWorkerTQ")],
+        "experimental.reward_loop.reward_loop": [_D("RewardLoopWorker")],
+        "workers.rollout.router": [_D("GlobalRequestLoadBalancer")],
+        "workers.rollout.sglang_rollout.async_sglang_server": [_D("SGLangHttpServer")],
+        "workers.rollout.vllm_rollout.vllm_async_server": [
+            _D("vLLMHttpServer"),
+            # plugin/watch/liveness.py
+            _D("vLLMReplica", writes=["vllm_", "server_"]),
+        ],
+        "single_controller.ray.base": [_D("create_colocated_worker_cls", reads="WorkerDict")],
+    },
+    "transfer_queue": {
+        "controller": [_D("TransferQueueController")],
+        "storage.simple_storage": [_D("SimpleStorageUnit")],
+    },
+    "ray": {
+        "_private.worker": [
+            _D("init", writes=["Started a local Ray instance", "Connected to Ray cluster"]),
+        ],
+        "_private.ray_logging": [
+            _D("DedupState.formatted", writes=[" [repeated ", "x across cluster]"]),
+        ],
+        "exceptions": [
+            _D("ActorDiedError.__init__",
+               writes=["class_name: ", "actor_id: ", "pid: ", "name: ", "namespace: ", "ip: "]),
+        ],
+    },
+    "vllm": {
+        "v1.engine.core": [_D("EngineCore.__init__", writes=["Initializing a V1 LLM engine"])],
+    },
 }
 # fmt: on
 OPTIONAL = ("experimental.separation.ray_trainer",)

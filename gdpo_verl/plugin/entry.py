@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gdpo_verl import __version__
-from gdpo_verl.plugin.hooks import Hook, when_imported, wrap
+from gdpo_verl.upstream.hooks import Hook, when_imported, wrap
 
 
 def _log_to_stderr() -> None:
@@ -41,7 +41,8 @@ def _on_supported_verl(hook: Hook) -> Hook:
 
 @when_imported("verl.trainer.ppo.core_algos")
 def _register_estimator(core_algos: Any) -> None:
-    from gdpo_verl.plugin import contract, estimator
+    from gdpo_verl.plugin import contract
+    from gdpo_verl.plugin.step import estimator
 
     # register_adv_est rejects a second "gdpo" (core_algos.py), hence the assignment.
     reason = contract.first_violation()
@@ -55,10 +56,9 @@ def _check_before_ray_starts(config_module: Any) -> None:
     def validate_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from importlib.metadata import version
 
-        from gdpo_verl.plugin import checks, validation
+        from gdpo_verl.plugin.checks import checks, validation
 
-        if validation.uses_plugin(config):
-            checks.check_before_ray(config)
+        checks.check_before_ray(config)
         if validation.is_gdpo(config):
             # Not logged: verl's root logger shows nothing below WARNING.
             sys.stderr.write(
@@ -75,10 +75,9 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
     # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
     # fully_async does not, and calls this.
     def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        from gdpo_verl.plugin import checks, validation
+        from gdpo_verl.plugin.checks import checks
 
-        if validation.uses_plugin(config):
-            checks.check_before_ray(config)
+        checks.check_before_ray(config)
         return original(config, *args, **kwargs)
 
     wrap(main_ppo, "run_ppo", run_ppo)
@@ -88,7 +87,8 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
 def _listen_locally(constants: Any) -> None:
     # verl calls it in the driver alone, when it starts Ray itself (main_ppo.py, `run_ppo`).
     def runtime_env(original: Any, config: Any = None) -> Any:
-        from gdpo_verl.plugin import loopback, validation
+        from gdpo_verl.plugin.checks import validation
+        from gdpo_verl.upstream import loopback
 
         if config is not None and "algorithm" in config and validation.uses_plugin(config):
             loopback.listen_locally(config)
@@ -100,7 +100,7 @@ def _listen_locally(constants: Any) -> None:
 @when_imported("torch.distributed.rendezvous")
 def _keep_stores_local(rendezvous: Any) -> None:
     def store(original: Any, *positional: Any, **arguments: Any) -> Any:
-        from gdpo_verl.plugin import loopback
+        from gdpo_verl.upstream import loopback
 
         return original(*positional, **loopback.store_arguments(arguments))
 
@@ -110,7 +110,7 @@ def _keep_stores_local(rendezvous: Any) -> None:
 @when_imported("verl.trainer.ppo.v1")
 @_on_supported_verl
 def _wrap_default_trainer(v1: Any) -> None:
-    from gdpo_verl.plugin import trainer
+    from gdpo_verl.plugin.step import trainer
 
     trainer.install(v1)
 
@@ -118,7 +118,7 @@ def _wrap_default_trainer(v1: Any) -> None:
 @when_imported("verl.trainer.ppo.v1.agent_loop_tq")
 @_on_supported_verl
 def _record_session_errors(agent_loop_tq: Any) -> None:
-    from gdpo_verl.plugin import replay_buffer
+    from gdpo_verl.plugin.step import replay_buffer
 
     replay_buffer.record_errors(agent_loop_tq)
 
@@ -126,7 +126,7 @@ def _record_session_errors(agent_loop_tq: Any) -> None:
 @when_imported("verl.trainer.ppo.ray_trainer")
 @_on_supported_verl
 def _wrap_legacy_trainer(ray_trainer: Any) -> None:
-    from gdpo_verl.plugin import legacy
+    from gdpo_verl.plugin.step import legacy
 
     wrap(ray_trainer.RayPPOTrainer, "__init__", legacy.init)
 
@@ -134,7 +134,7 @@ def _wrap_legacy_trainer(ray_trainer: Any) -> None:
 @when_imported("verl.experimental.separation.ray_trainer")
 @_on_supported_verl
 def _wrap_separate_trainers(ray_trainer: Any) -> None:
-    from gdpo_verl.plugin import legacy
+    from gdpo_verl.plugin.step import legacy
 
     # fully_async calls no constructor of RayPPOTrainer.
     wrap(ray_trainer.SeparateRayPPOTrainer, "_fit_compute_advantage", legacy.before_advantage)
@@ -144,7 +144,7 @@ def _wrap_separate_trainers(ray_trainer: Any) -> None:
 @_on_supported_verl
 def _add_metrics_without_queue(metric_utils: Any) -> None:
     def compute(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        from gdpo_verl.plugin import legacy
+        from gdpo_verl.plugin.step import legacy
 
         return original(batch, *args, **kwargs) | legacy.metrics_of(batch)
 
@@ -167,7 +167,7 @@ def _share_prompts(engine_workers: Any) -> None:
 @when_imported("verl.experimental.reward_loop.reward_manager")
 @_on_supported_verl
 def _register_reward_manager(_: Any) -> None:
-    import gdpo_verl.plugin.reward_manager  # noqa: F401  it registers itself
+    import gdpo_verl.plugin.step.reward_manager  # noqa: F401  it registers itself
 
 
 _log_to_stderr()

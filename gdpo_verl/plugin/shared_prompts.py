@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.plugin import contract, upstream
-from gdpo_verl.plugin.hooks import wrap
+from gdpo_verl.plugin import contract
+from gdpo_verl.upstream.dependencies import source_of, violations
+from gdpo_verl.upstream.hooks import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +239,6 @@ def _unmet(config: Any) -> list[str]:
         for key, values in _NEEDS.items()
         if OmegaConf.select(config, key) not in values
     ]
-    for problem in upstream.violations(upstream.source_of("verl"), contract.SHARED_PROMPTS):
+    for problem in violations(source_of("verl"), contract.SHARED_PROMPTS):
         wrong.append(f"another version of verl: {problem}")
     return wrong

@@ -1,5 +1,14 @@
 """Programming tasks: Eurus-2's competition problems with their tests."""
 
-from gdpo_verl.lab.tasks.catalog import DataSet
+from types import ModuleType
 
-DATA_SETS = {"eurus2-code": DataSet(f"{__name__}.rows", 1024)}
+from gdpo_verl.lab.tasks.data_set import DataSet
+
+
+def _rows() -> ModuleType:
+    from gdpo_verl.recipes.code import rows
+
+    return rows
+
+
+DATA_SETS = {"eurus2-code": DataSet(_rows, 1024)}

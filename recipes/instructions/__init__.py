@@ -1,5 +1,23 @@
-"""Short texts under constraints that can be checked."""
+"""Short texts under constraints that can be checked, and prompts with rubrics."""
 
-from gdpo_verl.lab.tasks.catalog import DataSet
+from types import ModuleType
 
-DATA_SETS = {"instructions": DataSet(f"{__name__}.rows", 512, source="any")}
+from gdpo_verl.lab.tasks.data_set import DataSet
+
+
+def _rows() -> ModuleType:
+    from gdpo_verl.recipes.instructions import rows
+
+    return rows
+
+
+def _rubrics() -> ModuleType:
+    from gdpo_verl.recipes.instructions import rubrics
+
+    return rubrics
+
+
+DATA_SETS = {
+    "instructions": DataSet(_rows, 512, source="any"),
+    "rubrics": DataSet(_rubrics, 2048, source="given", graded=True),
+}

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.tasks import prompt
+from gdpo_verl.recipes.tool_call import prompt
+
 from gdpo_verl.lab.tasks.build import build
 from gdpo_verl.lab.tasks.examples import Call
 from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row

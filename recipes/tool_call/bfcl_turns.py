@@ -20,14 +20,13 @@ from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
-from gdpo_verl.recipes.tool_call import bfcl
+from gdpo_verl.recipes.tool_call import bfcl, prompt
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
     AgentLoopMetrics,
     AgentLoopOutput,
 )
 
-from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.rewards.bfcl import MODEL, load_module
 from gdpo_verl.rewards.parse_error import ParseError, with_score
 from gdpo_verl.rewards.thought import assistant_text

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from gdpo_verl.recipes.tool_call import prompt
 from gdpo_verl.recipes.tool_call.bfcl import REPOSITORY, chat
 
-from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.rows import PromptLength, Row, check_messages, make_row, write_dataset
 from gdpo_verl.rewards.bfcl import load_module
 

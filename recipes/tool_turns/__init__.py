@@ -1,5 +1,14 @@
 """Word problems that need several tool calls, which run while the policy is sampled."""
 
-from gdpo_verl.lab.tasks.catalog import DataSet
+from types import ModuleType
 
-DATA_SETS = {"tool-turns": DataSet(f"{__name__}.rows", 64, source="own")}
+from gdpo_verl.lab.tasks.data_set import DataSet
+
+
+def _rows() -> ModuleType:
+    from gdpo_verl.recipes.tool_turns import rows
+
+    return rows
+
+
+DATA_SETS = {"tool-turns": DataSet(_rows, 64, source="own")}

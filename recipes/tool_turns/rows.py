@@ -41,7 +41,7 @@ def told(call: Call) -> str:
     """Make a call and return the text of the tool."""
     # As in a rollout, the text is cut if it is too long, so that ground truths match it.
     text, _ = run((TOOLS[call[0]].__module__, *call, MOST))
-    return str(text)
+    return text
 
 
 def written(call: Call) -> str:

@@ -1,5 +1,14 @@
 """The toolbox: a synthetic tool-calling task, small enough for a laptop."""
 
-from gdpo_verl.lab.tasks.catalog import DataSet
+from types import ModuleType
 
-DATA_SETS = {"toolbox": DataSet(f"{__name__}.rows", 64, source="own")}
+from gdpo_verl.lab.tasks.data_set import DataSet
+
+
+def _rows() -> ModuleType:
+    from gdpo_verl.recipes.toolbox import rows
+
+    return rows
+
+
+DATA_SETS = {"toolbox": DataSet(_rows, 64, source="own")}

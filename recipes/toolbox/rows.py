@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.tasks import generated, prompt
+from gdpo_verl.recipes.tool_call import prompt
+
+from gdpo_verl.lab.tasks import generated
 from gdpo_verl.lab.tasks.examples import Example
 
 DATA_SOURCE = "toolbox"

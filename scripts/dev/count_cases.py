@@ -9,17 +9,17 @@ A case is one line of recipes/NAME/cases.jsonl or of docs/judge_cases.jsonl. Its
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reward_accuracy.md"
-BEGIN = "<!-- Cases -->\n"
-END = "<!-- /Cases -->"
+sys.path.append(str(Path(__file__).parents[1] / "studies"))
+from page import ROOT, markdown_table, replace_block
+
 NAMED_KINDS = 6
 
 
-def row_of(name: str, file: Path) -> str:
+def row_of(name: str, file: Path) -> list[str]:
     """Return the table's row for a file: how many cases it has, and its most frequent kinds."""
     kinds: Counter[str] = Counter()
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -27,22 +27,15 @@ def row_of(name: str, file: Path) -> str:
         kinds[kind] += 1
     named = kinds.most_common(NAMED_KINDS)
     words = [f"{kind} ({count})" for kind, count in named]
-    return f"| {name} | {kinds.total()} | {len(kinds)} | {'; '.join(words)} |"
-
-
-def table() -> str:
-    """Return the table of all files."""
-    lines = ["| recipe | cases | kinds | most frequent kinds |", "|---|---|---|---|"]
-    for file in sorted((ROOT / "recipes").glob("*/cases.jsonl")):
-        lines.append(row_of(file.parent.name, file))
-    lines.append(row_of("judge", ROOT / "docs" / "judge_cases.jsonl"))
-    return "\n".join(lines)
+    return [name, str(kinds.total()), str(len(kinds)), "; ".join(words)]
 
 
 def main() -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n\n{END}{after}", encoding="utf-8")
+    files = {file.parent.name: file for file in sorted((ROOT / "recipes").glob("*/cases.jsonl"))}
+    files["judge"] = ROOT / "docs/judge_cases.jsonl"
+    rows = [row_of(name, file) for name, file in files.items()]
+    table = markdown_table(["recipe", "cases", "kinds", "most frequent kinds"], rows)
+    replace_block(ROOT / "docs/reward_accuracy.md", "Cases", table)
 
 
 if __name__ == "__main__":

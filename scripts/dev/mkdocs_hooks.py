@@ -33,17 +33,13 @@ OUTSIDE = {
     "SECURITY.md": "security.md",
     **RECIPES,
 }
-# Pages that commands write. The site has the second one where the quickstart has been run.
-EXPLAIN = ROOT / "build" / "explain_page.html"
-BUILT = {
-    "explain_page.html": EXPLAIN,
-    "report_page.html": ROOT / "runs" / "quickstart" / "report" / "index.html",
-}
+# The page that `gdpo-verl explain` writes.
+EXPLAIN = ROOT / "build/explain_page.html"
 LINK = re.compile(r"(\]\(|src=\")([^)\s#:\"]+)(?=[)\s#\"])")
-# A sentence with a link to a built page: a comment in the repository, where there is no such page.
 # Where the page of the command line has the options of every command.
 HELP = "<!-- help -->"
-ON_THE_SITE = re.compile(r"<!-- on the site: (.*?\]\((\w+\.html)\).*?) -->", re.DOTALL)
+# A sentence with a link to the built page: a comment in the repository, where there is none.
+ON_THE_SITE = re.compile(r"<!-- on the site: (.*?) -->", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -60,21 +56,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    _write_explain_page()
-    for page, built in BUILT.items():
-        if built.exists():
-            files.append(File.generated(config, page, abs_src_path=str(built)))
-    return files
-
-
-def _write_explain_page() -> None:
-    """Write the explain page unless it is newer than all of its sources."""
-    sources = [path for kind in ("*.py", "*.j2") for path in (ROOT / "gdpo_verl").rglob(kind)]
-    newest = max(path.stat().st_mtime for path in sources)
-    if EXPLAIN.exists() and EXPLAIN.stat().st_mtime > newest:
-        return
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "explain", "--static", str(EXPLAIN)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    files.append(File.generated(config, EXPLAIN.name, abs_src_path=str(EXPLAIN)))
+    return files
 
 
 def _command_help() -> str:
@@ -93,7 +78,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Convert links between files of the repository to links between pages of the site."""
     if HELP in markdown:
         markdown = markdown.replace(HELP, _command_help())
-    markdown = ON_THE_SITE.sub(lambda note: note[1] if BUILT[note[2]].exists() else "", markdown)
+    markdown = ON_THE_SITE.sub(r"\1", markdown)
     here = Path(str(page.file.abs_src_path)).parent
     folder = posixpath.dirname(page.file.src_uri)
 

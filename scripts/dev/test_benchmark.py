@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 
@@ -29,12 +28,3 @@ def test_the_trainer_step_is_timed_on_a_real_queue():
         assert len(lines) == 6
         assert "grpo_vectorized" in lines[0]
         assert "x  1.00 (1.00 to 1.00, 2 turns)" in lines[0]
-
-
-def test_report_and_replay_are_measured_on_a_large_run(capsys):
-    benchmark.replay(argparse.Namespace(responses=2560))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines] == [
-        ["replay", "status", "0"],
-        ["report", "status", "0"],
-    ]

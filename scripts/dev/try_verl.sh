@@ -17,7 +17,7 @@ out=runs/try_verl
 
 scripts/setup.sh cpu test
 "$venv/bin/python" -m pip install --quiet --no-deps --force-reinstall "$verl"
-"$venv/bin/python" -c 'from gdpo_verl.plugin.contract import misfit; raise SystemExit(misfit())'
+"$venv/bin/python" -c 'from gdpo_verl.plugin.contract import first_violation; raise SystemExit(first_violation())'
 
 "$venv/bin/python" -m pytest -q -m "not real" tests/cpu/test_cpu.py \
   tests/plugin/test_{contract,plugin,trainer_hooks,batch,validation,reward_manager}.py
@@ -26,9 +26,8 @@ if [ ! -d "$out/data" ]; then "$gdpo" prepare toolbox --out "$out/data"; fi
 "$venv/bin/python" - "$out/model" << 'PYTHON'    # untrained: two steps teach it nothing
 import sys
 from gdpo_verl.lab.policy import make_model, train_tokenizer
-from gdpo_verl.lab.policy.tasks import TASKS
-task = TASKS["toolbox"]
-tokenizer = train_tokenizer(task, seed=0, vocabulary=task.settings.vocabulary)
+from gdpo_verl.recipes.toolbox.policy import TASK
+tokenizer = train_tokenizer(TASK, seed=0, vocabulary=TASK.settings.vocabulary)
 for part in (tokenizer, make_model(tokenizer)):
     part.save_pretrained(sys.argv[1])
 PYTHON

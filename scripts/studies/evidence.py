@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import comb, inf
 from pathlib import Path
 from statistics import fmean
@@ -59,6 +60,8 @@ ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
 RATES = ("3", "1", "0.3")
 PROMPTS_A_STEP = 16
 GROUP = 8
+FIRST = 0
+LAST = -1
 
 
 def series(run: Run, metric: str) -> list[float]:
@@ -91,19 +94,14 @@ def at_the_end(*metrics: str) -> Callable[[Run], float]:
     return value
 
 
-def first_value(metric: str) -> Callable[[Run], float]:
-    """Return the first value of a run; for held-out prompts, the one before training."""
-    return lambda run: series(run, metric)[0]
+def value_at(metric: str, place: int) -> Callable[[Run], float]:
+    """Return the value at a place of a run: 0 is before the training for held-out prompts."""
+    return lambda run: series(run, metric)[place]
 
 
-def last_value(metric: str) -> Callable[[Run], float]:
-    """Return the last value of a run; for held-out prompts, the one after training."""
-    return lambda run: series(run, metric)[-1]
-
-
-def per_unit(value: Callable[[Run], float]) -> Callable[[Run], float]:
+def per_unit(endpoint: Callable[[Run], float]) -> Callable[[Run], float]:
     """Divide an endpoint of correctness by the factor, so that arms can be compared."""
-    return lambda run: value(run) / unit(run)
+    return lambda run: endpoint(run) / unit(run)
 
 
 def correctness_part(run: Run) -> float:
@@ -126,22 +124,22 @@ ENDPOINTS: dict[str, dict[str, Callable[[Run], float]]] = {
     "q1": {
         "format": FORMAT,
         "correctness": CORRECTNESS,
-        "held-out format, end": last_value("val-aux/toolbox/format/mean@1"),
-        "held-out correctness, end": per_unit(last_value("val-aux/toolbox/correctness/mean@1")),
+        "held-out format, end": value_at("val-aux/toolbox/format/mean@1", LAST),
+        "held-out correctness, end": per_unit(value_at("val-aux/toolbox/correctness/mean@1", LAST)),
         "correctness's part": correctness_part,
         "groups of constant format": mean("gdpo/format/constant_groups"),
     },
     "q2": {
-        "held-out correctness, end": last_value("val-aux/reasoning-gym/correctness/mean@1"),
-        "before training": first_value("val-aux/reasoning-gym/correctness/mean@1"),
-        "tokens, last step": last_value("response_length/mean"),
+        "held-out correctness, end": value_at("val-aux/reasoning-gym/correctness/mean@1", LAST),
+        "before training": value_at("val-aux/reasoning-gym/correctness/mean@1", FIRST),
+        "tokens, last step": value_at("response_length/mean", LAST),
         "phantom groups": mean("gdpo/phantom_groups"),
     },
     "q3-units": {"format at × 10": FORMAT, "correctness at × 10": CORRECTNESS},
     "q3-length": {
-        "correctness of the sums": last_value("val-aux/reasoning-gym/correctness/mean@1"),
-        "before training": first_value("val-aux/reasoning-gym/correctness/mean@1"),
-        "their length reward": last_value("val-aux/reasoning-gym/length/mean@1"),
+        "correctness of the sums": value_at("val-aux/reasoning-gym/correctness/mean@1", LAST),
+        "before training": value_at("val-aux/reasoning-gym/correctness/mean@1", FIRST),
+        "their length reward": value_at("val-aux/reasoning-gym/length/mean@1", LAST),
     },
     "pretrained": {
         "format": FORMAT,
@@ -239,28 +237,20 @@ def around(first: Mapping[int, float], second: Mapping[int, float], digits: int 
         return "–"
     middle, half = fmean(differences), half_interval(differences)
     low, high = middle - half, middle + half
-    return minus_signs(f"{middle:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]")
-
-
-def minus_signs(text: str) -> str:
+    text = f"{middle:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
     return text.replace("-", "−")
 
 
 def spread(values: Collection[float]) -> str:
     """Write mean, lowest and highest value."""
-    return minus_signs(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    text = f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+    return text.replace("-", "−")
 
 
 def tables(name: str, runs: Runs) -> str:
     """Write the arms of an experiment, and their paired differences."""
-    if name == "results":  # gdpo-verl report makes its tables
-        return f"{len(runs)} arms: {', '.join(runs)}"
     if name == "q3":
         return variants(runs)
-    if name == "rare":
-        return f"{starts(runs)}\n\n{starts_compared(runs)}"
-    if name == "rare_pretrained":
-        return tens(runs)
     if not runs:
         return "No run yet."
     runs = {arm: runs[arm] for arm in NAMES if arm in runs}
@@ -270,7 +260,7 @@ def tables(name: str, runs: Runs) -> str:
         cells = [spread(values[arm].values()) for values in endpoints.values()]
         rows.append([NAMES[arm], str(len(seeds)), *cells])
     compared = {name: v for name, v in endpoints.items() if name not in EXPLAINING}
-    # Also for an unfinished experiment, with `experiment.py --table`: missing runs are left out.
+    # Also for an unfinished experiment: missing runs are left out.
     gaps = []
     for a, b in PAIRS[name]:
         if a in runs and b in runs:
@@ -400,7 +390,9 @@ def draw_units(axes: Sequence[Any], runs: Runs) -> None:
     axes[0].plot([], [], "D", label="GRPO, fixed weight", **marker)
 
 
-def draw_curves(axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], *arms: str) -> None:
+def draw_curves(
+    axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], arms: Sequence[str]
+) -> None:
     """Draw a metric in each panel, per step: mean and range over the seeds of these arms."""
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS), strict=False):
@@ -415,26 +407,25 @@ def draw_curves(axes: Sequence[Any], runs: Runs, titles: Mapping[str, str], *arm
         axis.xaxis.get_major_locator().set_params(integer=True)
 
 
-def draw_length(axes: Sequence[Any], runs: Runs) -> None:
-    """Draw the phantom gradient: correctness in training, and the length of responses."""
-    titles = {
-        "rewards/correctness/mean": "correctness in training",
-        "response_length/mean": "tokens",
-    }
-    conditioned = ("gdpo-condition", "gdpo-gate", "grpo-condition")
-    draw_curves(axes, runs, titles, "grpo", "gdpo", *conditioned)
-
-
-def draw_relevance(axes: Sequence[Any], runs: Runs) -> None:
-    """Draw the learned reward, and the share of texts that pass `own_words`."""
-    titles = {
-        "rewards/relevance/mean": "relevance",
-        "rewards/own_words/mean": "texts that pass own_words",
-    }
-    draw_curves(axes, runs, titles, "grpo", "gdpo", "gdpo-conditioned", "grpo-conditioned")
-
-
-DRAWINGS = {"q1": draw_units, "q2": draw_length, "quiet": draw_relevance}
+DRAWINGS: dict[str, Callable[[Sequence[Any], Runs], None]] = {
+    "q1": draw_units,
+    "q2": partial(
+        draw_curves,
+        titles={
+            "rewards/correctness/mean": "correctness in training",
+            "response_length/mean": "tokens",
+        },
+        arms=("grpo", "gdpo", "gdpo-condition", "gdpo-gate", "grpo-condition"),
+    ),
+    "quiet": partial(
+        draw_curves,
+        titles={
+            "rewards/relevance/mean": "relevance",
+            "rewards/own_words/mean": "texts that pass own_words",
+        },
+        arms=("grpo", "gdpo", "gdpo-conditioned", "grpo-conditioned"),
+    ),
+}
 
 
 def draw(name: str, runs: Runs, path: Path) -> None:

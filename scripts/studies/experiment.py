@@ -2,8 +2,6 @@
 
     python scripts/studies/experiment.py scripts/studies/pretrained.yaml    # the rest, seed by seed
 
-With --minutes 60 no run starts after an hour; --table prints the finished runs as Markdown.
-
 Data and runs are in runs/NAME, the metrics in docs/evidence/NAME.jsonl.gz. When the script is
 started again, it resumes: a finished run is not repeated. It needs scripts/setup.sh cpu data.
 """
@@ -17,14 +15,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
-from evidence import EVIDENCE, read, tables
-from page import ROOT, read_lines
+from evidence import EVIDENCE, read
+from page import ROOT
 
 KEPT = re.compile(
     r"(rewards|gdpo|val-core|val-aux)/.+|response_length/mean|actor/(entropy|grad_norm)|"
@@ -32,8 +29,8 @@ KEPT = re.compile(
 )
 
 
-def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
-    """Start the missing runs until the given time, all arms of a seed before the next seed."""
+def train_rest(name: str, experiment: dict[str, Any]) -> None:
+    """Start the missing runs, all arms of a seed before the next seed."""
     # The processes of a run must also find an arm's estimator in experiment_rewards.py.
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts/studies"), "VERL_PLATFORM": "cpu"}
 
@@ -46,7 +43,7 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
     for seed in experiment["seeds"]:
         for task, settings in experiment["tasks"].items():
             for arm, (recipe, *more) in settings["arms"].items():
-                if seed in done.get(arm, ()) or time.monotonic() > until:
+                if seed in done.get(arm, ()):
                     continue
                 work = ROOT / "runs" / name / task
                 run = work.parent / f"{arm}-{seed}"
@@ -81,36 +78,23 @@ def train_rest(name: str, experiment: dict[str, Any], until: float) -> None:
 
 def metrics(path: Path) -> dict[str, Any]:
     """Read the steps of a run, and each stored metric at each step, None where it is missing."""
-    steps = read_lines(path)
+    steps = [json.loads(line) for line in path.open(encoding="utf-8")]
     names = dict.fromkeys(name for step in steps for name in step["data"] if KEPT.fullmatch(name))
-    values = {}
-    for name in names:
-        values[name] = [rounded(step["data"].get(name)) for step in steps]
+    values: dict[str, list[float | None]] = {name: [] for name in names}
+    for step in steps:
+        for name in names:
+            value = step["data"].get(name)
+            values[name].append(None if value is None else round(value, 6))
     return {"steps": [step["step"] for step in steps], "metrics": values}
-
-
-def rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", type=Path, help="the YAML file")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=float("inf"),
-        help="start no run after this time (default: no limit)",
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="print the finished runs and train nothing"
-    )
     options = parser.parse_args()
     name = options.experiment.stem
     experiment = yaml.safe_load(options.experiment.read_text(encoding="utf-8"))
-    if not options.table:
-        train_rest(name, experiment, time.monotonic() + 60 * options.minutes)
-    print(tables(name, read(name)))
+    train_rest(name, experiment)
 
 
 if __name__ == "__main__":

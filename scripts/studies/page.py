@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,6 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table whose first column is text."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-
-
-def read_lines(*paths: Path) -> list[dict[str, Any]]:
-    """Read the rows of files of JSON lines."""
-    return [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

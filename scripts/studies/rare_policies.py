@@ -19,15 +19,15 @@ from pathlib import Path
 
 import torch
 from evidence import EVIDENCE
+from gdpo_verl.recipes.toolbox import policy as toolbox
 from page import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.policy import evaluate, make_policy
-from gdpo_verl.lab.policy.tasks import FINETUNING, TASKS, Settings
+from gdpo_verl.lab.policy.task import FINETUNING, Settings
 
-TASK = replace(TASKS["toolbox"], format_band=(0, 1), exact_band=(0, 1))
-NAME = "toolbox, rare form"
+TASK = replace(toolbox.TASK, name="toolbox, rare form", format_band=(0, 1), exact_band=(0, 1))
 RATES = {"3": 0.03, "1": 0.01, "0.3": 0.003}
 SEED = 0
 PROMPTS = 128
@@ -55,7 +55,7 @@ def make_pretrained(base: Path) -> None:
         threads=torch.get_num_threads(),
     )
     folder = ROOT / "runs/rare_pretrained/policy"
-    record = make_policy(folder, task=NAME, seed=SEED, settings=settings, base=str(base))
+    record = make_policy(folder, TASK, seed=SEED, settings=settings, base=str(base))
     print(f"{folder}: {record['sampled']}")
 
 
@@ -67,7 +67,7 @@ def make_tiny() -> None:
         folder = ROOT / "runs/rare" / f"policy-{name}"
         if not folder.exists():
             settings = Settings(flawed_format=1 - rate, evaluated=2048)
-            record = make_policy(folder, task=NAME, seed=SEED, settings=settings)
+            record = make_policy(folder, TASK, seed=SEED, settings=settings)
             print(f"{folder.name}: {record['sampled']}", flush=True)
         counts[name] = right_forms(folder)
     before = {"answers": ANSWERS, "right": counts}
@@ -82,7 +82,6 @@ def main() -> None:
         help="directory of a pretrained model; makes the policy for the check with it",
     )
     options = parser.parse_args()
-    TASKS[NAME] = TASK
     if options.pretrained:
         make_pretrained(options.pretrained)
     else:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from gdpo_verl.recipes.gsm8k.policy import TASK
 from page import ROOT
 
 from gdpo_verl.lab.policy import make_policy
-from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.thought import END_THINK, THINK
@@ -49,17 +49,17 @@ def grade(answer: str, ground_truth: str) -> tuple[bool, bool]:
 
 
 def main() -> None:
-    sums = TASKS["reasoning-gym"]
-    TASKS["boxed sums"] = replace(
-        sums,
-        phrases=(*sums.phrases, BOX),
+    task = replace(
+        TASK,
+        name="boxed sums",
+        phrases=(*TASK.phrases, BOX),
         demonstrate=demonstrate,
         grade=grade,
-        settings=replace(sums.settings, steps=1600, flawed_format=0.05, flawed_content=0.1),
+        settings=replace(TASK.settings, steps=1600, flawed_format=0.05, flawed_content=0.1),
         format_band=(0, 1),
         exact_band=(0, 1),
     )
-    print(make_policy(ROOT / "runs/relative/policy", task="boxed sums")["sampled"])
+    print(make_policy(ROOT / "runs/relative/policy", task)["sampled"])
 
 
 if __name__ == "__main__":

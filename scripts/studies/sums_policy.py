@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gdpo_verl.recipes.gsm8k.policy import TASK
 from page import ROOT
 
 from gdpo_verl.lab.policy import make_policy
-from gdpo_verl.lab.policy.tasks import TASKS
 
 
 def main() -> None:
-    sums = TASKS["reasoning-gym"]
-    settings = replace(sums.settings, flawed_content=0.9)
-    TASKS["sums, mostly wrong"] = replace(sums, settings=settings, exact_band=(0, 1))
-    record = make_policy(ROOT / "runs/q2/sums-policy", task="sums, mostly wrong")
+    settings = replace(TASK.settings, flawed_content=0.9)
+    task = replace(TASK, name="sums, mostly wrong", settings=settings, exact_band=(0, 1))
+    record = make_policy(ROOT / "runs/q2/sums-policy", task)
     print(record["sampled"])
 
 

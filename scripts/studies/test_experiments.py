@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +13,6 @@ import experiment_rewards
 import matplotlib
 import page
 import pytest
-import relative_policy
-import torch
 import variants_study
 import yaml
 
@@ -38,13 +35,6 @@ def test_the_kept_runs_are_those_of_the_experiments():
         expected = {(arm, seed) for arm in arms for seed in settings["seeds"]}
         kept = {(arm, seed) for arm, seeds in evidence.read(name).items() for seed in seeds}
         assert kept == expected
-
-
-def test_the_rare_rewards_page_and_its_experiment_name_the_same_cells():
-    cells = {f"{estimator}-{rate}" for estimator in evidence.ESTIMATORS for rate in evidence.RATES}
-    settings = EXPERIMENTS["rare"]
-    assert {arm for task in settings["tasks"].values() for arm in task["arms"]} == cells
-    assert f"data.train_batch_size={evidence.PROMPTS_A_STEP}" in settings["every"]
 
 
 @pytest.mark.parametrize(
@@ -76,25 +66,6 @@ def test_an_arm_composes_to_what_the_page_says(name, arm, estimator, expected):
 # --- the rewards ----------------------------------------------------------------------------------
 
 
-def test_the_policy_that_a_study_makes_is_shown_what_its_plan_says():
-    rng = random.Random(0)
-    example = next(relative_policy.TASKS["reasoning-gym"].held_out(0))
-    answers = {relative_policy.demonstrate(example, rng, 0.0, 0.0) for _ in range(20)}
-    assert len(answers) == 2, "one step of thought, or all of them"
-    for answer in answers:
-        assert relative_policy.grade(answer, example.ground_truth) == (True, True)
-
-
-def test_the_topic_is_named_by_its_words_alone():
-    pytest.importorskip("wordllama")
-    truth = '{"topic": "the sea", "instruction_id_list": [], "kwargs": []}'
-    text = "The sea, and the seas of the season."
-    rewards = experiment_rewards.instructions_and_naming(
-        data_source="", solution_str=text, ground_truth=truth
-    )
-    assert rewards["named"] == 2
-
-
 def test_the_unit_multiplies_correctness_alone():
     call = '<tool_call>\n{"name": "add", "parameters": {"a": 1}}\n</tool_call>'
     plain = tool_call.compute_score("toolbox", call, call)  # right, and without a thought
@@ -105,20 +76,6 @@ def test_the_unit_multiplies_correctness_alone():
     assert (correctness.low, correctness.high) == (-30.0, 30.0)
     _, correctness = experiment_rewards.times_third.components
     assert (correctness.low, correctness.high) == (-1.0, 1.0)
-
-
-def test_a_shorter_sum_earns_more_whether_or_not_it_is_right():
-    right = "<think> 1 + 1 </think>\n<answer>2</answer>"
-    for text, tokens, correctness, length in (
-        (right, 8, 1, 0.75),
-        ("", 8, 0, 0.75),
-        ("", 40, 0, 0),
-    ):
-        rewards = experiment_rewards.short_sums(
-            "", text, "2", {"response_length": tokens}, limit=32
-        )
-        expected = {"correctness": correctness, "length": length, "score": correctness + length}
-        assert rewards == expected
 
 
 # --- the runner -----------------------------------------------------------------------------------
@@ -143,10 +100,10 @@ def test_a_run_that_was_cut_off_is_repeated_and_the_others_are_not(tmp_path, mon
     monkeypatch.setattr(experiment, "EVIDENCE", tmp_path)
     monkeypatch.setattr(experiment, "read", lambda name: evidence.read(name, tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
+        experiment.train_rest("q2", EXPERIMENTS["q2"])
     step = {"arm": "grpo", "rewards/format/mean": 0.123457}
     assert evidence.read("q2", tmp_path) == {"grpo": {1: [step | {"step": 1}, step | {"step": 2}]}}
-    experiment.train_rest("q2", EXPERIMENTS["q2"], float("inf"))
+    experiment.train_rest("q2", EXPERIMENTS["q2"])
     arms = list(EXPERIMENTS["q2"]["tasks"]["reasoning-gym"]["arms"])
     runs = [f"{arm}-{seed}" for seed in range(1, 6) for arm in arms]
     assert started == [*runs[:2], *runs[1:]]
@@ -178,71 +135,6 @@ def test_differences_are_paired_by_seed():
     assert evidence.around({1: 0.5}, {1: 0.5}) == "–"
 
 
-def steps_of(*shares: float) -> list[dict[str, Any]]:
-    return [{"step": step, "rewards/format/mean": share} for step, share in enumerate(shares, 1)]
-
-
-STARTS = {
-    "gdpo-1": {
-        1: steps_of(0.0, 0.25, 0.5, 0.25),  # at 3, whatever follows
-        2: steps_of(0.0, 0.0, 0.0, 0.75),
-        3: steps_of(0.0, 0.0, 0.0, 0.49),
-    },
-    "grpo-1": {1: steps_of(0.0, 0.0, 0.0, 0.0)},
-    "dara-1": {1: steps_of(0.5, 0.0, 0.0, 0.0), 2: steps_of(0.0, 0.5, 0.75, 1.0)},
-}
-
-
-def test_a_seed_starts_at_the_first_step_of_which_half_the_answers_have_the_form():
-    table = evidence.tables("rare", STARTS)
-    assert "| 2 of 3, step 4 (3 to 4) | 0 of 1 | 2 of 2, step 2 (1 to 2) |" in table
-    # Pairs of one seed: 3 and 4 steps for GDPO, 1 and 2 for DARA.
-    assert "| 1 %: GDPO − GRPO | 1 and 0 of 1 | 1 | – |" in table
-    assert "| 1 %: DARA − GDPO | 2 and 2 of 2 | 1 | −2.0 [−2.0, −2.0] |" in table
-
-
-def test_the_quiet_rewards_endpoints_are_means_of_the_last_five_steps():
-    def run(relevance: float) -> list[dict[str, float]]:
-        early = {"rewards/relevance/mean": 9.0}
-        late = {
-            "rewards/relevance/mean": relevance,
-            "rewards/named/mean": 2.0,
-            "rewards/own_words/mean": 0.5,
-            "rewards/length/mean": 0.25,
-        }
-        # A kind that one step asks for, and one that no step asks for.
-        last = late | {"rewards/case/mean": 0.75}
-        return [early, late, late, late, late, last]
-
-    assert evidence.tables("quiet", {}) == "No run yet."
-    table = evidence.tables("quiet", {"gdpo": {1: run(0.5)}, "grpo": {1: run(0.4)}})
-    row = "0.500 (0.500 to 0.500) | 2.000 (2.000 to 2.000) | 0.500 (0.500 to 0.500)"
-    assert f"| GDPO | 1 | {row} | 0.500 (0.500 to 0.500) |" in table
-    assert "| GDPO − GRPO | – | – | – | – |" in table
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "size", "expected"),
-    [
-        (8, 3, 8, 0.02564),  # 2 * 56 / C(16, 11) = 112 / 4368
-        (8, 0, 8, 0.000155),  # 2 / C(16, 8)
-        (0, 0, 0, 1.0),
-    ],
-)
-def test_fishers_exact_test_by_hand(first, second, size, expected):
-    assert evidence.fisher(first, second, size) == pytest.approx(expected, abs=1e-5)
-    assert evidence.fisher(second, first, size) == evidence.fisher(first, second, size)
-
-
-def test_a_block_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text("top\n<!-- a -->\nold\n<!-- /a -->\nend\n")
-    page.replace_block(path, "a", "new")
-    assert path.read_text() == "top\n<!-- a -->\n\nnew\n\n<!-- /a -->\nend\n"
-    with pytest.raises(ValueError, match="expected the marks <!-- b -->"):
-        page.replace_block(path, "b", "new")
-
-
 # --- the study of variants ------------------------------------------------------------------------
 
 
@@ -250,14 +142,3 @@ def test_the_table_of_variants_follows_from_the_committed_numbers():
     table = variants_study.table(page.read_rows(ROOT / "docs/evidence/variants.csv"))
     text = (ROOT / "docs/evidence/variants.md").read_text(encoding="utf-8")
     assert f"<!-- study -->\n\n{table}\n\n<!-- /study -->" in text
-
-
-@pytest.mark.parametrize("method", ["GDPO", "GRPO, whitened"])
-def test_training_makes_a_policy_better_and_is_the_same_twice(method):
-    task = variants_study.TASKS["equal difficulty"]
-    advantage = variants_study.METHODS[method]
-    short, long, again = (
-        variants_study.train(task, advantage, "Adam", 2, steps) for steps in (1, 20, 20)
-    )
-    assert float((long - short).min()) > 0.05
-    assert torch.equal(long, again)

@@ -96,7 +96,7 @@ result["looks again"] = shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS
 from omegaconf import OmegaConf
 from gdpo_verl.cpu import workers
 from verl.trainer import constants_ppo
-workers.start = lambda variables: variables["NCCL_DEBUG"] + variables["OWN"]
+workers.start = lambda variables, entry: variables["NCCL_DEBUG"] + variables["OWN"] + " " + entry
 own = {"env_vars": {"OWN": " and own"}, "py_executable": None}
 config = OmegaConf.create({"ray_kwargs": {"ray_init": {"runtime_env": own}}})
 constants_ppo.get_ppo_ray_runtime_env(config)
@@ -150,7 +150,7 @@ ANSWERS = {
     "logsumexp": (1, "score_a_batch_at_once"),
     "spins": (0, "wait_without_spinning"),
     "looks again": (2, "RECHECK_MS"),
-    "worker command": ("WARN and own", "fork_workers"),
+    "worker command": ("WARN and own gdpo_verl.cpu.entry", "fork_workers"),
 }
 
 

@@ -67,11 +67,6 @@ def test_settings_follow_from_the_model(tmp_path, model, given, expected):
     assert {key: OmegaConf.select(config, key) for key in expected} == expected
 
 
-def test_a_smaller_bucket_is_refused_before_the_start(tmp_path):
-    with pytest.raises(ValueError, match=r"update_weights_bucket_megabytes: expected at least 108"):
-        chosen_for(tmp_path, SMOLLM2, f"{BUCKET}=64")
-
-
 def test_a_micro_batch_is_smaller_on_a_small_machine_and_holds_a_row(tmp_path, monkeypatch):
     def tokens(gib):
         monkeypatch.setattr(cpu_settings, "memory", lambda: int(gib * GIB))

@@ -26,7 +26,8 @@ sys.exit(0 if "good" in sys.argv else 7)
 DRIVER = """
 import os, subprocess, sys
 from gdpo_verl.cpu import workers
-command = workers.start({"SHARED": "server's", "ONLY": "server's"}, ["slow_to_import", "numpy"])
+variables = {"SHARED": "server's", "ONLY": "server's"}
+command = workers.start(variables, "gdpo_verl.cpu.entry", ["slow_to_import", "numpy"])
 print(command.split()[-1])
 started = [
     subprocess.Popen([*command.split(), "worker.py", how, own], env={**os.environ, "OWN": own})
@@ -80,7 +81,7 @@ os.write(1, (json.dumps(drawn) + "\\n").encode())
 DRAWERS = """
 import os, subprocess
 from gdpo_verl.cpu import workers
-command = workers.start({}, workers.MODULES[:2]).split()
+command = workers.start({}, "gdpo_verl.cpu.entry", workers.MODULES[:2]).split()
 started = [subprocess.Popen([*command, "drawing.py"]) for _ in range(2)]
 assert [worker.wait() for worker in started] == [0, 0]
 """
@@ -100,8 +101,9 @@ import json, os, ray
 from waiting import start_ray
 from gdpo_verl.cpu import workers
 modules = ["ray._private.workers.default_worker", "numpy"]
+command = workers.start({}, "gdpo_verl.cpu.entry", modules)
 start_ray(address="local", num_cpus=2, runtime_env={
-    "py_executable": workers.start({}, modules), "env_vars": {"OF_JOB": "job"}})
+    "py_executable": command, "env_vars": {"OF_JOB": "job"}})
 
 @ray.remote(num_cpus=0, runtime_env={"env_vars": {"OF_ACTOR": "actor"}})
 class Actor:

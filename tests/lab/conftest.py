@@ -1,7 +1,5 @@
 """What a person starts: no hub, a browser, the task, the tiny policy and a driver for both."""
 
-from __future__ import annotations
-
 from pages import browser as browser
 from trainings import driver as driver
 from trainings import no_hub as no_hub

@@ -1,7 +1,5 @@
 """`gdpo-verl check-reward` on the recipes' rewards."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -56,7 +54,7 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe):
     assert status == 1
     assert (
         "row 1 (ground truth): parse_error 9: the reward cannot read the row's ground truth and "
-        "gives every response the minimum. Correct it, or leave the row out of the data (and 1 "
+        "gives every response the minimum. Correct it, or leave the row out of the data (and 17 "
         "more)"
     ) in report["problems"]
 

@@ -1,7 +1,5 @@
 """Checkpoints that are whole, and those cut short."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +10,12 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.run import checkpoints
 from gdpo_verl.lab.run.checkpoints import CheckpointError
-from gdpo_verl.plugin import checkpoint
+from gdpo_verl.plugin.watch import checkpoint
 
 SHARDS = ("model", "optim", "extra_state")
 
 
-def write_checkpoint(directory: Path, step: int, *, workers: int = 1) -> Path:
+def write_checkpoint(directory, step, *, workers=1):
     """A whole one, with the names that verl's FSDP engine gives."""
     folder = directory / f"global_step_{step}"
     (folder / "actor").mkdir(parents=True)
@@ -30,7 +28,7 @@ def write_checkpoint(directory: Path, step: int, *, workers: int = 1) -> Path:
     return folder
 
 
-def cut(file: Path) -> None:
+def cut(file):
     file.write_bytes(file.read_bytes()[:-30])
 
 

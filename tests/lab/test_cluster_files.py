@@ -1,18 +1,15 @@
 """The Dockerfile, the RayJob and SkyPilot's task hold together with the recipes they start."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from gdpo_verl.lab.cli import _parser
 from gdpo_verl.lab.cli import main as gdpo
@@ -24,13 +21,13 @@ PLACE = ROOT / "scripts" / "cluster"
 QUEUE_NODES = "transfer_queue.backend.SimpleStorage.required_node_resource"
 
 
-def rayjob() -> dict[str, Any]:
+def rayjob():
     job = yaml.safe_load((PLACE / "rayjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     return dict(job["spec"])
 
 
-def training(command: str) -> tuple[Path, list[str], DictConfig]:
+def training(command):
     """The run's directory, the arguments and the configuration of a `gdpo-verl train …`."""
     program, *arguments = shlex.split(command)
     assert program == "gdpo-verl"

@@ -1,7 +1,5 @@
 """Evaluations: what verl is asked to do, what its dump says, who is better."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -60,12 +58,9 @@ def prepared(path, *rows):
 
 
 def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
-    right = {"a": [1, 0, 0, 0], "b": [1, 1, 1, 1]}
-    lines = [
-        line(name, sample, correctness=float(one), depth=2.0, parse_error=4 - 4 * one)
-        for name, verdicts in right.items()
-        for sample, one in enumerate(verdicts)
-    ]
+    lines = [line("b", n, correctness=1.0, depth=2.0, parse_error=0) for n in range(4)]
+    lines.append(line("a", 3, correctness=1.0, depth=2.0, parse_error=0))
+    lines += [line("a", n, correctness=0.0, depth=2.0, parse_error=4) for n in range(3)]
     # 1 of 4 and 4 of 4; one of four answers is right for both questions.
     assert means(evaluation(tmp_path / "run", lines)) == pytest.approx(
         {"correctness": (1 / 4 + 1) / 2, "pass@4 of correctness": 1, "depth": 2, "score": 1}
@@ -76,14 +71,22 @@ def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
     assert "NOT_JSON 3" in result.to_text(record)
 
 
-def test_a_declared_reward_gives_its_components_and_how_often_the_highest_is_reached(tmp_path):
-    lines = [
-        line(name, format=1.0, correctness=value, other=7.0)
-        for name, value in (("a", 3.0), ("b", 2.5), ("c", -3.0), ("d", 3.0))
-    ]
-    assert means(evaluation(tmp_path, lines, reward=TOOLBOX_REWARD)) == pytest.approx(
-        {"format": 1, "correctness": 5.5 / 4, "correctness = 3": 0.5, "score": 1}
-    )
+@pytest.mark.parametrize(
+    ("lines", "config", "expected"),
+    [
+        # A declared reward gives its components, and how often the highest is reached.
+        ([line(f"q{value}", correctness=value, other=7.0) for value in (3.0, 2.5, -3.0)],
+         {"reward": TOOLBOX_REWARD}, {"correctness": 2.5 / 3, "correctness = 3": 1 / 3}),
+        # What is not scored counts in nothing.
+        ([line("a", joy=None, format=1.0), line("b", joy=1.0, format=0.0),
+          line("b", 1, joy=None, format=0.0)], {}, {"joy": 1.0, "format": 0.5}),
+        # A list counts by its sum.
+        ([line("a", steps=[0.5, 0.25]), line("b", steps=[0.25])], {}, {"steps": 0.5}),
+    ],
+)  # fmt: skip
+def test_an_answer_counts_as_it_was_scored(tmp_path, lines, config, expected):
+    found = means(evaluation(tmp_path, lines, **config))
+    assert found == pytest.approx({**expected, "score": 1.0})
 
 
 BY_TURN = """
@@ -106,29 +109,16 @@ def test_the_highest_is_reached_in_single_precision_and_never_by_a_sum_of_turns(
     assert found["near = 0.7"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ([line("a", joy=None, format=1.0), line("b", joy=1.0, format=0.0),
-          line("b", 1, joy=None, format=0.0)], {"joy": 1.0, "format": 0.5}),
-        ([line("a", steps=[0.5, 0.25]), line("b", steps=[0.25])], {"steps": 0.5}),
-    ],
-    ids=["not scored counts in nothing", "a list by its sum"],
-)  # fmt: skip
-def test_an_answer_counts_as_it_was_scored(tmp_path, lines, expected):
-    assert means(evaluation(tmp_path, lines)) == {**expected, "score": 1.0}
-
-
 def test_answers_are_counted_by_the_source_of_their_row(tmp_path):
-    # Equal truths, one of them no text, and one question begins another's.
+    # Equal truths, which are no texts, and one question begins another's.
     truth = {"b": [1, 2], "a": "x"}
-    rows = [(name, f"Add 1 and {n}", truth) for name, n in (("multiple", 2), ("parallel", 23))]
+    rows = [("multiple", "Add 1 and 2", truth), ("parallel", "Add 1 and 23", truth)]
     file = prepared(tmp_path / "data", *rows, ("x", "No", {"b": [], "a": ""}))
-    verdicts = {"Add 1 and 2": 1.0, "Add 1 and 23": 0.0}
-    lines = [line(words, truth=truth, right=right) for words, right in verdicts.items()]
+    lines = [line("Add 1 and 2", truth=truth, right=1.0)]
+    lines.append(line("Add 1 and 23", truth=truth, right=0.0))
     directory = evaluation(tmp_path / "run", lines, data={"val_files": [file]})
-    found = {row: means(directory, row)["right"] for row in ("multiple", "parallel", "all")}
-    assert found == {"multiple": 1, "parallel": 0, "all": 0.5}
+    for row, mean in {"multiple": 1, "parallel": 0, "all": 0.5}.items():
+        assert means(directory, row)["right"] == mean
     read = answers.read(directory)
     (note,) = run._unanswered(read.questions, read.sources, 3)
     assert f"1 questions have no response and count in no number: {file} row 2. Their" in note
@@ -139,25 +129,23 @@ def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
     run_of_two = evaluation(tmp_path / "run", [line("a", right=0.0)])
     later = run_of_two / "validation" / "20.jsonl"
     later.write_text(json.dumps(line("a", right=1.0)) + "\n")
-    assert answers.find_dump(run_of_two) == answers.find_dump(run_of_two / "validation") == later
+    for place in (run_of_two, run_of_two / "validation"):
+        assert answers.find_dump(place) == later
     assert answers.find_dump(run_of_two / "validation" / "0.jsonl").stem == "0"
     for path, complaint in ((tmp_path / "none", "found nothing"), (tmp_path, r"found \['run'\]")):
         with pytest.raises(FileNotFoundError, match=complaint):
             answers.find_dump(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "expected a line for each response, found none"),
-        *((f"{json.dumps(line('a'))}\n{each}\n", "line 2: expected a response of verl's validation")
-          for each in ("{", '{"input": "a"}', "3")),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, text, complaint):
-    (tmp_path / "0.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        answers.read(tmp_path / "0.jsonl")
+@pytest.mark.parametrize("second", ["{", '{"input": "a"}', "3"])
+def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, second):
+    file = tmp_path / "0.jsonl"
+    write_lines(file, [line("a")], end=second)
+    with pytest.raises(ValueError, match="line 2: expected a response of verl's validation"):
+        answers.read(file)
+    file.write_text("")
+    with pytest.raises(ValueError, match="expected a line for each response, found none"):
+        answers.read(file)
 
 
 # ------------------------------------------------------------------ comparing
@@ -167,14 +155,13 @@ def test_a_difference_is_paired_by_question(tmp_path):
     # Of 200 questions A is right where B is, and on ten more.
     b = [line(f"q{n}", right=float(n % 4 != 1)) for n in range(200)]
     a = [line(f"q{n}", right=float(n % 4 != 1 or n % 20 == 1)) for n in range(200)]
-    sides = [evaluation(tmp_path / name, lines) for name, lines in (("a", a), ("b", b))]
-    found = compare(sides[:1], sides[1:])
+    found = compare([evaluation(tmp_path / "a", a)], [evaluation(tmp_path / "b", b)])
     cell = found["rows"]["all"]["right"]
     assert [cell[key]["mean"] for key in cell] == pytest.approx([0.8, 0.75, 0.05])
     # 10 of 200 differ: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it would be
     # √((0.8 · 0.2 + 0.75 · 0.25) / 200) = 0.042, and the interval would hold 0.
-    ends = cell["difference"]["low"], cell["difference"]["high"]
-    assert ends == pytest.approx((0.02, 0.08), abs=0.006)
+    assert cell["difference"]["low"] == pytest.approx(0.02, abs=0.006)
+    assert cell["difference"]["high"] == pytest.approx(0.08, abs=0.006)
     shown = result.estimate_text(cell["difference"], signed=True)
     assert shown.startswith("+0.050 (+0.02")
     assert shown in to_text(found)
@@ -182,16 +169,11 @@ def test_a_difference_is_paired_by_question(tmp_path):
 
 
 def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
-    def side(name, *counts):
-        return [
-            evaluation(
-                tmp_path / f"{name}{right}{number}",
-                [line(f"q{n}", right=float(n < right)) for n in range(40)],
-            )
-            for number, right in enumerate(counts)
-        ]
-
-    found = compare(side("a", 20, 30), side("b", 10, 10))
+    runs = []
+    for place, right in enumerate((20, 30, 10, 10)):
+        lines = [line(f"q{n}", right=float(n < right)) for n in range(40)]
+        runs.append(evaluation(tmp_path / str(place), lines))
+    found = compare(runs[:2], runs[2:])
     cell = found["rows"]["all"]["right"]
     assert (cell["a"]["mean"], cell["b"]["mean"]) == (0.625, 0.25)
     assert found["each_evaluation"]["right"] == {"a": [0.5, 0.75], "b": [0.25, 0.25]}
@@ -200,35 +182,33 @@ def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
 
 
 def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
-    def asked(name, *questions, temperature=1.0, file=None):
+    def asked(name, *questions, temperature=1.0, **data):
         lines = [line(question, right=1.0) for question in questions]
         sampling = {"rollout": {"val_kwargs": {"temperature": temperature}}}
-        data = {"val_files": file} if file else {}
         return evaluation(tmp_path / name, lines, actor_rollout_ref=sampling, data=data)
 
-    a, b = asked("a", "q", "r"), asked("b", "q", "s")
+    a = asked("a", "q", "r")
     with pytest.raises(ValueError, match=r"found 1 of 2 that are only in .*, and 1 of 2"):
-        compare([a], [b])
+        compare([a], [asked("b", "q", "s")])
     hot = asked("hot", "q", "r", temperature=1.5)
     notes = "\n".join(compare([a], [hot])["notes"])
     assert "CAUTION: not the same actor_rollout_ref.rollout.val_kwargs: " in notes
     assert "fewer than 30 questions, intervals are rough: ['all']" in notes
-    assert "CAUTION: two of the evaluations are the same" in compare([a], [a])["notes"]
     # Where only one knows its rows, the words have to do.
-    known = asked("known", "q", "r", file=prepared(tmp_path, ("s", "q", "t"), ("s", "r", "t")))
+    file = prepared(tmp_path, ("s", "q", "t"), ("s", "r", "t"))
+    known = asked("known", "q", "r", val_files=file)
     assert compare([known], [a])["rows"]["all"]["right"]["difference"]["mean"] == 0
     (a / "config.yaml").unlink()
     assert "settings are not compared" in "\n".join(compare([a], [hot])["notes"])
 
 
 def test_the_same_rows_are_paired_whatever_the_prompts_around_them(tmp_path):
-    rows = [("s", f"question {n}", "t") for n in range(3)]
-    for name, opening in (("a", "<|im_start|>"), ("b", "[INST]")):
-        lines = [line(words, input=opening + words) for _, words, _ in rows]
-        data = {"val_files": prepared(tmp_path / name / "data", *rows)}
-        evaluation(tmp_path / name / "run", lines, data=data)
-    sides = [[tmp_path / name / "run"] for name in "ab"]
-    assert compare(*sides)["rows"]["all"]["questions"] == 3
+    data = {"val_files": prepared(tmp_path / "data", ("s", "one", "t"), ("s", "two", "t"))}
+    sides = []
+    for opening in ("<|im_start|>", "[INST]"):
+        lines = [line(words, input=opening + words) for words in ("one", "two")]
+        sides.append([evaluation(tmp_path / opening, lines, data=data)])
+    assert compare(*sides)["rows"]["all"]["questions"] == 2
 
 
 # ------------------------------------------------------------------ what verl is asked
@@ -251,24 +231,30 @@ def model(tmp_path):
     return folder
 
 
-def composed(request, model, tmp_path):
-    recipe, directory = run._configuration(request, model, tmp_path)
-    overrides = [*run._overrides(request, model), *run._given_overrides(request)]
-    return launch.composed(recipe, tmp_path / "out", overrides, directory)[0]
+@pytest.fixture
+def composed(tmp_path):
+    """Return verl's configuration for a request of `gdpo-verl evaluate`."""
+
+    def compose(model, name, recipe=None, **options):
+        request = run.EvaluationRequest(str(name), recipe, **options)
+        own, directory = run._configuration(request, model, tmp_path)
+        overrides = [*run._overrides(request, model), *run._given_overrides(request)]
+        return launch.composed(own, tmp_path / "out", overrides, directory)[0]
+
+    return compose
 
 
-def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(model, tmp_path):
-    file = tmp_path / "it's mine.parquet"
-    request = run.EvaluationRequest(
-        str(model),
+def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(model, composed):
+    config = composed(
+        Model("m", folder=model),
+        model,
         "gsm8k/gdpo",
-        data=[str(file)],
+        data=["it's mine.parquet"],
         samples=4,
         temperature=0.5,
         limit=10,
         overrides=["hardware=cpu", "actor_rollout_ref.rollout.val_kwargs.top_p=0.9"],
     )
-    config = composed(request, Model("m", folder=model), tmp_path)
     assert config.trainer.val_only
     assert config.trainer.val_before_train
     assert config.trainer.resume_mode == "disable"
@@ -276,58 +262,59 @@ def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(mod
     sampling = config.actor_rollout_ref.rollout.val_kwargs
     assert (sampling.n, sampling.temperature, sampling.top_p) == (4, 0.5, 0.9)
     assert sampling.do_sample
-    assert list(config.data.val_files) == list(config.data.train_files) == [str(file)]
+    assert config.data.val_files == ["it's mine.parquet"]
+    assert config.data.train_files == ["it's mine.parquet"]
     assert (config.data.val_max_samples, config.data.seed) == (10, 0)
     assert not config.actor_rollout_ref.actor.use_kl_loss  # no second copy of the weights
 
 
-def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(model, tmp_path):
+def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(
+    model, composed, tmp_path
+):
     settings = [f"actor_rollout_ref.model.path={model}", "data.max_response_length=40"]
     training = config_of_run(tmp_path / "a run", *settings)
     checkpoint = training / "checkpoints" / "global_step_20"
     found = Model("m", checkpoint=checkpoint, run=training)
-    config = composed(run.EvaluationRequest(str(training)), found, tmp_path)
+    config = composed(found, training)
     assert config.trainer.resume_mode == "resume_path"
     assert config.trainer.resume_from_path == str(checkpoint)
-    assert list(config.actor_rollout_ref.actor.checkpoint.load_contents) == ["model"]
+    assert config.actor_rollout_ref.actor.checkpoint.load_contents == ["model"]
     assert (config.data.max_response_length, config.trainer.project_name) == (40, "toolbox")
     assert config.trainer.validation_data_dir == str(tmp_path / "out" / "validation")
-    # On another machine than the training's.
-    elsewhere = run.EvaluationRequest(str(training), overrides=["hardware=cpu"])
-    assert composed(elsewhere, found, tmp_path).trainer.device == "cpu"
-    # Another task's questions, for the same weights.
-    other = run.EvaluationRequest(str(training), "gsm8k/gdpo", overrides=["hardware=cpu"])
-    assert composed(other, found, tmp_path).actor_rollout_ref.model.path == str(model)
+    # On another machine than the training's, and another task's questions for the same weights.
+    for recipe in (None, "gsm8k/gdpo"):
+        config = composed(found, training, recipe, overrides=["hardware=cpu"])
+        assert config.trainer.device == "cpu"
+        assert config.actor_rollout_ref.model.path == str(model)
 
 
-def test_bfcls_questions_take_the_place_of_a_runs_own(model, tmp_path):
+def test_bfcls_questions_take_the_place_of_a_runs_own(model, composed, tmp_path):
     training = config_of_run(tmp_path / "run", f"actor_rollout_ref.model.path={model}")
-    request = run.EvaluationRequest(str(training), overrides=["+tool_call=bfcl"])
-    config = composed(request, Model("m", folder=model, run=training), tmp_path)
+    of_run = Model("m", folder=model, run=training)
+    config = composed(of_run, training, overrides=["+tool_call=bfcl"])
     assert config.reward.custom_reward_function.path == "pkg://gdpo_verl.rewards.bfcl"
     assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
     assert len(config.data.val_files) == 2
     # Of another model, by a recipe.
-    alone = run.EvaluationRequest("m", "tool_call/leaderboard", overrides=["hardware=cpu"])
-    same = composed(alone, Model("m", folder=model), tmp_path)
+    overrides = ["hardware=cpu"]
+    same = composed(Model("m", folder=model), "m", "tool_call/leaderboard", overrides=overrides)
     assert same.data.val_files == config.data.val_files
     assert same.reward.custom_reward_function.path == "pkg://gdpo_verl.rewards.bfcl"
-    rollouts = same.actor_rollout_ref.rollout, config.actor_rollout_ref.rollout
     for key in ("agent", "val_kwargs", "max_model_len"):
-        assert rollouts[0][key] == rollouts[1][key]
+        assert same.actor_rollout_ref.rollout[key] == config.actor_rollout_ref.rollout[key]
 
 
 def test_questions_of_the_training_are_named(tmp_path):
     toolbox_data.prepare(tmp_path, train=4, validation=3)
-    both = f"[{tmp_path}/train.parquet,{tmp_path}/validation.parquet]"
-    files = [f"data.train_files={tmp_path}/train.parquet", f"data.val_files={both}"]
-    training = config_of_run(tmp_path / "run", *files)
+    train = f"{tmp_path}/train.parquet"
+    both = f"data.val_files=[{train},{tmp_path}/validation.parquet]"
+    training = config_of_run(tmp_path / "run", f"data.train_files={train}", both)
     questions = answers.questions_of(OmegaConf.load(training / "config.yaml"))
     asked = {question.key: "" for question in questions[2:]}
     trained_on = run._prompts_of_training(Model("m", run=training))
     (note,) = run._seen(questions, asked, trained_on)
     assert note.startswith("CAUTION: 2 questions are in the training data: ")
-    assert f"{tmp_path}/train.parquet row 3" in note
+    assert f"{train} row 3" in note
     assert not [*run._seen(questions[4:], asked, trained_on)]
     assert run._prompts_of_training(Model("m")) == set()
 
@@ -385,41 +372,40 @@ def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_p
 
 
 def test_compare_takes_two_or_two_sides(tmp_path, capsys):
-    a, b = (evaluation(tmp_path / name, [line("q", right=1.0)]) for name in "ab")
-    assert main(["compare", str(a), str(b), "--json", str(tmp_path / "c.json")]) == 0
-    assert json.loads((tmp_path / "c.json").read_text())["difference"] == "a - b"
-    assert main(["compare", str(a), "--to", str(b)]) == 0
-    capsys.readouterr()
-    assert main(["compare", str(a)]) == 1
+    a = str(evaluation(tmp_path / "a", [line("q", right=1.0)]))
+    b = str(evaluation(tmp_path / "b", [line("q", right=1.0)]))
+    file = tmp_path / "c.json"
+    assert main(["compare", a, b, "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["difference"] == "a - b"
+    assert main(["compare", a, "--to", b]) == 0
+    assert main(["compare", a]) == 1
     assert "expected two evaluations" in capsys.readouterr().err
 
 
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy, tmp_path):
-    data = [f"data.{kind}_files={toolbox}/{name}.parquet" for kind, name in FILES]
     settings = (
-        "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=8 "
-        "trainer.total_training_steps=1 trainer.save_freq=1 trainer.val_before_train=false "
-        "trainer.test_freq=-1"
+        f"data.train_files={toolbox}/train.parquet data.val_files={toolbox}/validation.parquet "
+        f"actor_rollout_ref.model.path={policy} data.train_batch_size=8 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8 trainer.total_training_steps=1 "
+        "trainer.save_freq=1 trainer.val_before_train=false trainer.test_freq=-1"
     )
-    own = [*data, f"actor_rollout_ref.model.path={policy}", *settings.split()]
-    run_cli("train", "toolbox/gdpo", "--run", str(tmp_path / "run"), *own)
-    sampling = ["--samples", "2", "--limit", "24"]
-    outs = [str(tmp_path / "of_run"), str(tmp_path / "of_policy")]
-    table = run_cli("evaluate", str(tmp_path / "run"), *sampling, "--out", outs[0])
+    training = str(tmp_path / "run")
+    run_cli("train", "toolbox/gdpo", "--run", training, *settings.split())
+    sampling = ["--samples", "2", "--limit", "24", "--out"]
+    of_run = tmp_path / "of_run"
+    table = run_cli("evaluate", training, *sampling, str(of_run))
     questions = ["--recipe", "toolbox/gdpo", "--data", f"{toolbox}/validation.parquet"]
-    run_cli("evaluate", str(policy), *questions, *sampling, "--out", outs[1])
+    of_policy = str(tmp_path / "of_policy")
+    run_cli("evaluate", str(policy), *questions, *sampling, of_policy)
 
     assert "step 1: 24 questions, 2 responses each, temperature 1, top-p 1" in table
-    assert not (tmp_path / "of_run" / "checkpoints").exists()
-    record = json.loads((tmp_path / "of_run" / run.NUMBERS).read_text())
+    assert not (of_run / "checkpoints").exists()
+    record = json.loads((of_run / run.NUMBERS).read_text())
     assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])
     # The policy was made to get the form right more often than not.
     assert record["results"]["all"]["format"]["mean"] > 0.5
-    report = run_cli("compare", *outs)
+    report = run_cli("compare", str(of_run), of_policy)
     assert "correctness = 3" in report
     assert "CAUTION" not in report
-
-
-FILES = (("train", "train"), ("val", "validation"))

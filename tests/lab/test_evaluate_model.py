@@ -1,7 +1,5 @@
 """The model of an evaluation: which is meant, and whether it is whole."""
 
-from __future__ import annotations
-
 import pytest
 from test_checkpoints import write_checkpoint
 

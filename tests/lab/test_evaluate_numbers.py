@@ -1,7 +1,5 @@
 """The numbers of an evaluation: means, intervals, averages, pass@k."""
 
-from __future__ import annotations
-
 import pytest
 
 from gdpo_verl.lab import statistics as intervals

@@ -1,7 +1,5 @@
 """The toy policies of the explorer."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A file or folder is there whole or not at all."""
 
-from __future__ import annotations
-
 import re
 import resource
 

@@ -1,7 +1,5 @@
 """The push on a reward, computed by hand, and from the metrics of the kept runs."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -15,7 +13,7 @@ from gdpo_verl.lab.replay.forecast import LINE, Forecast, forecast_lines
 RARE = Path(__file__).parents[2] / "docs/evidence/rare.jsonl.gz"
 
 
-def pushes(rewards: list[list[float]], groups: list[int], per_step: float, **gdpo) -> dict:
+def pushes(rewards, groups, per_step, **gdpo):
     config = GdpoConfig.from_algorithm({"adv_estimator": "gdpo", "gdpo": gdpo})
     objective = config.resolve(["common", "rare"])
     raw = torch.tensor(rewards, dtype=torch.float64)

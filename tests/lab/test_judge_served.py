@@ -1,7 +1,5 @@
 """A real model judges: served by verl in a training, and by vLLM at an address."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import urllib.request
 from statistics import mean
-from typing import Any
 
 import pytest
 from test_check_reward import check as check
@@ -27,24 +24,20 @@ JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
 CHOICE = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
 
 
-def override(**settings: Any) -> str:
+def override(**settings):
     node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5]} | settings
     keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))  # as Hydra wants them
     return f"{JUDGE}={keys_bare}"
 
 
 def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
-    run = train(
-        "toolbox/gdpo",
-        override(),
-        "reward.reward_model.enable=true",
-        "reward.reward_model.enable_resource_pool=true",
-        f"reward.reward_model.model_path={smollm2}",
-        "reward.reward_model.rollout.max_model_len=512",
-        "ray_kwargs.ray_init.num_gpus=2",
-        "trainer.val_before_train=true",
-        f"trainer.validation_data_dir={tmp_path / 'validation'}",
+    settings = (
+        "reward.reward_model.enable=true reward.reward_model.enable_resource_pool=true "
+        f"reward.reward_model.model_path={smollm2} reward.reward_model.rollout.max_model_len=512 "
+        "ray_kwargs.ray_init.num_gpus=2 trainer.val_before_train=true "
+        f"trainer.validation_data_dir={tmp_path}"
     )
+    run = train("toolbox/gdpo", override(), *settings.split())
     assert sorted(run.metrics()) == [0, 1, 2]
     for step in (1, 2):
         rows, metrics = run.rollouts(step), run.metrics()[step]
@@ -54,7 +47,7 @@ def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
         assert metrics["rewards/judge/mean"] == pytest.approx(mean(values), abs=1e-6)
         assert metrics["gdpo/judge/unscored"] == 0
         assert metrics["gdpo/judge/advantage_share"] > 0
-    held_out = (tmp_path / "validation" / "0.jsonl").read_text().splitlines()
+    held_out = (tmp_path / "0.jsonl").read_text().splitlines()
     for row in map(json.loads, held_out):
         assert json.loads(row["judge_said"])["rating"] in (1, 2, 3, 4, 5)
         assert row["judge_error"] == ""
@@ -65,15 +58,15 @@ def served(smollm2, tmp_path):
     """The model at an address, by vLLM's own command, in float32."""
     port = unused_port()
     # `vllm serve` asks for the version of a distribution `vllm`, which the CPU's is not called.
-    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2)]
-    options = ["--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    options += ["--max-model-len", "1024", "--served-model-name", "small"]
+    options = (
+        f"-m vllm.entrypoints.openai.api_server --model {smollm2} --port {port} --dtype float32 "
+        "--enforce-eager --max-model-len 1024 --served-model-name small"
+    )
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    command = [sys.executable, *options.split()]
     log = tmp_path / "serve.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*server, *options], stdout=out, stderr=out, env=os.environ | variables
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | variables)
 
     def answers():
         assert process.poll() is None, log.read_text()[-3000:]
@@ -91,7 +84,7 @@ def served(smollm2, tmp_path):
         process.wait(60)
 
 
-def expected_value(model: Any, tokenizer: Any, question: str) -> float:
+def expected_value(model, tokenizer, question):
     """The expected value by Transformers: of the next token, which is a number from 1 to 5."""
     import torch
 
@@ -109,11 +102,8 @@ def expected_value(model: Any, tokenizer: Any, question: str) -> float:
 def test_check_reward_asks_vllm_at_an_address(check, served, smollm2):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    settings = [
-        "reward.reward_manager.name=gdpo_components",
-        override(url=served, model="small", request=CHOICE),
-    ]
-    _, output, report = check("good", *settings)
+    judge = override(url=served, model="small", request=CHOICE)
+    _, output, report = check("good", "reward.reward_manager.name=gdpo_components", judge)
     assert "scored twice" not in output
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(smollm2)

@@ -1,7 +1,5 @@
 """A training's memory, by hand; that no estimate refuses a run; and the advice when it runs out."""
 
-from __future__ import annotations
-
 import pytest
 from fake_verl import word_tokenizer
 from omegaconf import OmegaConf

@@ -1,8 +1,5 @@
 """Report, replay, evaluation and the training count the same responses and groups of a dump."""
 
-from __future__ import annotations
-
-import json
 import random
 from collections import Counter
 
@@ -20,8 +17,8 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.drawn import run_of_dumps
 from gdpo_verl.lab.report.survey import read_dumps
 from gdpo_verl.lab.rundir.run import read_run
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.dumps import Dump
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.dumps import Dump
 
 KEYS = ("format", "correctness", "style")
 OBJECTIVE = GdpoConfig().resolve([Component(name, optional=name == "style") for name in KEYS])
@@ -56,72 +53,72 @@ def rewards_of(values):
 def step_of_training(step):
     """The rows that verl dumps of a step, with our columns, and the metrics of the step."""
     dump = Dump(OBJECTIVE)
-    infos, metrics = {}, []
+    names = {}
+    infos = {}
+    metrics = []
     for groups in MINI_BATCHES:
-        uids, keys, returned, counts = [], [], [], []
+        keys = []
+        returned = []
         for name, sessions in groups.items():
+            names[uid_of(step, name)] = name
             for session, (values, outputs) in enumerate(sessions):
                 for output in range(outputs):
+                    keys.append(f"{uid_of(step, name)}_{session}_{output}")
                     # Earlier outputs have other rewards, which count in nothing.
-                    own = values if output == outputs - 1 else (9, 9, 9)
-                    uids.append(uid_of(step, name))
-                    keys.append(f"{uids[-1]}_{session}_{output}")
-                    returned.append(rewards_of(own))
-                    counts.append(3 + output)
-        padding = [f"pad{verls_uid(uids[0])}_{n}_0" for n in range(2)]
+                    returned.append(rewards_of(values if output == outputs - 1 else (9, 9, 9)))
         is_padding = [False] * len(keys) + [True] * 2
-        keys, uids = keys + padding, uids + padding
-        returned, counts = returned + [returned[0]] * 2, counts + [0] * 2
+        counts = [3 + int(key[-1]) for key in keys] + [0] * 2
+        keys += [f"pad{uid_of(step, keys[0])}_{n}_0" for n in range(2)]
+        returned += [returned[0]] * 2
         rows = RewardRows(OBJECTIVE, returned, keys, is_padding, global_step=step)
+        uids = [key.partition("_")[0] for key in keys]
         batch = RewardBatch.of(rows, uids, torch.tensor(counts))
         dump.keep(batch)
         metrics.append(batch_metrics(batch.decomposition, OBJECTIVE))
         infos |= dict(zip(keys, returned, strict=True))
-    names = {uid_of(step, name): name for groups in MINI_BATCHES for name in groups}
-    keys = list(infos)
-    columns = dump.columns(keys)
+    columns = dump.columns([*infos])
     lines = []
-    for place, key in enumerate(keys):
+    for place, (key, info) in enumerate(infos.items()):
+        question = names.get(key.partition("_")[0], "padding")
         # As in verl, a later output begins with another text than the question.
-        question = names.get(key.split("_")[0], "padding")
         prompt = question if key.endswith("_0") else f"{question} and what followed"
         line = {"input": prompt, "output": key, "gts": question, "uid": key, "step": step}
-        line |= {"score": infos[key]["score"]}
+        line["score"] = info["score"]
         lines.append(line | {name: column[place] for name, column in columns.items()})
     random.Random(step).shuffle(lines)
-    return lines, mean_of_mini_batches(metrics)
+    return lines, mean_of_mini_batches(*metrics)
 
 
-def mean_of_mini_batches(metrics):
+def mean_of_mini_batches(first, second):
     """Each mean over its mini-batches with its weights, as verl's aggregator takes it."""
     found = {}
-    for key in dict.fromkeys(key for each in metrics for key in each):
-        values = [each[key] for each in metrics if key in each]
-        if key.startswith("rewards/") and key.endswith(("/min", "/max")):
-            found[key] = (min if key.endswith("/min") else max)(values), 1.0
-            continue
+    for key in first | second:
+        values = [metrics[key] for metrics in (first, second) if key in metrics]
         weights = [getattr(value, "weight", 1.0) for value in values]
         total = sum(value * weight for value, weight in zip(values, weights, strict=True))
         found[key] = total / (sum(weights) or 1.0), sum(weights)
+        if key.startswith("rewards/") and key.endswith("/min"):
+            found[key] = min(values), 1.0
+        if key.startswith("rewards/") and key.endswith("/max"):
+            found[key] = max(values), 1.0
     return found
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run of three steps, of which the dump of the last one ends within a line."""
-    (tmp_path / "run/rollouts/7.jsonl").mkdir(parents=True)  # no dump
+    run = tmp_path / "run"
+    (run / "rollouts/7.jsonl").mkdir(parents=True)  # no dump
     lines = []
     for step in range(1, STEPS + 2):
         rows, metrics = step_of_training(step)
-        file = tmp_path / f"run/rollouts/{step}.jsonl"
-        if step <= STEPS:
-            write_lines(file, rows)
-        else:
-            write_lines(file, rows[:-1], end=json.dumps(rows[-1])[:-30])
+        write_lines(run / f"rollouts/{step}.jsonl", rows)
         lines.append({"step": step, "data": {key: mean for key, (mean, _) in metrics.items()}})
-    write_lines(tmp_path / "run/metrics.jsonl", lines)
-    (tmp_path / "run/config.yaml").write_text("algorithm: {adv_estimator: gdpo}")
-    return tmp_path / "run"
+    last = run / f"rollouts/{STEPS + 1}.jsonl"
+    last.write_text(last.read_text()[:-30])
+    write_lines(run / "metrics.jsonl", lines)
+    (run / "config.yaml").write_text("algorithm: {adv_estimator: gdpo}")
+    return run
 
 
 def test_the_training_counts_what_was_counted_by_hand():
@@ -140,15 +137,16 @@ def test_the_report_counts_as_the_training(run):
     assert [step.groups for step in steps] == [GROUPS] * STEPS
     assert [step.compared for step in steps] == [GROUPS] * STEPS
     assert [sum(step.dead.values()) for step in steps] == [DEAD] * STEPS
+    expected = {}
+    for groups in MINI_BATCHES:
+        expected |= {name: len(sessions) for name, sessions in groups.items()}
     for step in steps:
-        constant = Counter(name for group in step.shown for name in group["constant"])
-        sizes = {group["title"]: group["size"] for group in step.shown}
-        # A group of one is not called constant on the page.
-        alone = Counter(k for group in step.shown if group["size"] == 1 for k in group["keys"])
-        assert constant + alone == CONSTANT
-        assert sizes == {
-            name: len(each) for groups in MINI_BATCHES for name, each in groups.items()
-        }
+        assert {group["title"]: group["size"] for group in step.shown} == expected
+        constant = Counter()
+        for group in step.shown:
+            # A group of one is not called constant on the page.
+            constant.update(group["keys"] if group["size"] == 1 else group["constant"])
+        assert constant == CONSTANT
     cut = found.training[STEPS + 1]
     assert cut.shown
     assert (cut.groups, cut.compared, sum(cut.dead.values())) == (0, 0, 0)
@@ -172,11 +170,16 @@ def test_replay_counts_as_the_training(run):
     found = to_json(replay([run]))
     assert (found["rows"], found["groups"]) == (STEPS * RESPONSES, STEPS * GROUPS)
     assert (found["dead_groups_recorded"], found["dead_groups"]) == (STEPS * DEAD,) * 2
+    _, metrics = step_of_training(1)  # as of the other steps
     # In one group style is not scored, so that it neither varies nor is constant.
     scored = {"format": GROUPS, "correctness": GROUPS, "style": GROUPS - 1}
     for key in KEYS:
         varies = STEPS * (scored[key] - CONSTANT[key])
         assert found["components"][key]["varies"] == [varies, varies]
+        influence, _ = metrics[f"gdpo/{key}/influence"]
+        share, _ = metrics[f"gdpo/{key}/advantage_share"]
+        assert found["components"][key]["influence"] == pytest.approx([influence] * 2)
+        assert found["components"][key]["share"] == pytest.approx([share] * 2)
     assert found["reproduces"] < 1e-9
     assert f"Step {STEPS + 1} is left out" in " ".join(found["notes"])
 
@@ -196,12 +199,11 @@ def test_an_evaluation_counts_as_the_training(run):
     read = answers.read(run / "rollouts/1.jsonl")
     record = result.summarise(read)
     assert (record["answers"], record["questions"]) == (RESPONSES, GROUPS)
-    for key in KEYS:
-        scored = [
-            {each[key] for each in responses if each[key] is not None}
-            for responses in read.answers.values()
-        ]
-        assert [len(values) for values in scored].count(1) == CONSTANT[key]
-    values = [value for groups in MINI_BATCHES for each in groups.values() for value, _ in each]
-    found = [each["format"] for responses in read.answers.values() for each in responses]
-    assert sorted(found) == sorted(value[0] for value in values)
+    constant = Counter()
+    for responses in read.answers.values():
+        for key in KEYS:
+            values = {each[key] for each in responses} - {None}
+            constant[key] += len(values) == 1
+    assert constant == CONSTANT
+    found = Counter(each["format"] for responses in read.answers.values() for each in responses)
+    assert found == {1: 7, 0: 7}  # of MINI_BATCHES, counted by hand

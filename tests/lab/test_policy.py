@@ -1,16 +1,12 @@
 """The tiny policies: tokenizers, that a seed decides them, and that a bad one is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
 import shutil
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from statistics import mean
-from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -20,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gdpo_verl.lab import policy
+from gdpo_verl.lab import catalog, policy
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.policy.model import make_model
-from gdpo_verl.lab.policy.tasks import TASKS, Settings
+from gdpo_verl.lab.policy.task import Settings
 
 QUICK = Settings(steps=3, batch_size=4, evaluated=4, max_new_tokens=4)
+TASKS = catalog.policy_tasks()
 TOOLBOX = TASKS["toolbox"]
 
 
@@ -41,17 +38,21 @@ def tokenizer():
     return policy.train_tokenizer(TOOLBOX, 0, vocabulary=QUICK.vocabulary)
 
 
-def make(out: Path, *, settings: Settings = QUICK, **options: Any) -> Path:
+def make(out, *, settings=QUICK, **options):
     """Make a policy that is accepted however few steps it had."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)
-        policy.make_policy(out, settings=settings, **options)
+        policy.make_policy(out, TOOLBOX, settings=settings, **options)
     return out
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     return make(tmp_path_factory.mktemp("made") / "policy", seed=0)
+
+
+def test_the_command_offers_every_task():
+    assert tuple(TASKS) == catalog.POLICY_TASKS
 
 
 def test_any_text_survives_the_tokenizer(tokenizer):
@@ -123,7 +124,7 @@ def test_the_same_seed_gives_the_same_weights(saved, tmp_path):
 
 def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"'format', found 0\.0%; nothing was written"):
-        policy.make_policy(tmp_path / "policy", settings=QUICK)
+        policy.make_policy(tmp_path / "policy", TOOLBOX, settings=QUICK)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="in 'exact'"):
         policy.check_bands({"format": 0.68, "exact": 0.41}, TOOLBOX)
@@ -132,7 +133,7 @@ def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_the_toolboxs_policy_is_within_its_bands(tmp_path):
-    policy.make_policy(tmp_path / "policy")  # raises otherwise
+    policy.make_policy(tmp_path / "policy", TOOLBOX)  # raises otherwise
 
 
 def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(task):

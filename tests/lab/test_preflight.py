@@ -1,16 +1,14 @@
 """Refusals before `gdpo-verl train` starts anything: devices, the rollout engine, the data."""
 
-from __future__ import annotations
-
 import importlib.util
-import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from prepared import write
 
 from gdpo_verl.lab.run.preflight import (
     check_data_files,
@@ -37,7 +35,7 @@ def test_files_without_a_row_are_refused(key, tmp_path, monkeypatch):
             check_data_files(data | {key: path})
 
 
-def training(device: str, devices: int, num_gpus: int | None = None) -> DictConfig:
+def training(device, devices, num_gpus=None):
     return OmegaConf.create(
         {
             "trainer": {"device": device, "n_gpus_per_node": devices},
@@ -75,18 +73,10 @@ MESSAGE = {"role": "user", "content": "2 + 3?"}
 @pytest.mark.parametrize("prompt", ["2 + 3?", ["2 + 3?"], MESSAGE, [{"text": "2 + 3?"}], [], None])
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt, name, tmp_path):
-    file = tmp_path / name
-
-    def write(value: object) -> None:
-        if name.endswith(".parquet"):
-            pq.write_table(pa.table({"asked": [value]}), file)
-        else:
-            file.write_text(json.dumps({"asked": value}))
-
-    data = OmegaConf.create({"train_files": str(file), "prompt_key": "asked"})
-    write([MESSAGE])
+    data = OmegaConf.create({"train_files": str(tmp_path / name), "prompt_key": "asked"})
+    write(tmp_path / name, [{"asked": [MESSAGE]}])
     check_data_files(data, "train_files")
-    write(prompt)
+    write(tmp_path / name, [{"asked": prompt}])
     expected = r"^data\.train_files: expected a list of messages in the column 'asked' \("
     with pytest.raises(ValueError, match=expected):
         check_data_files(data, "train_files")

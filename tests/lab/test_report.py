@@ -1,7 +1,5 @@
 """Reports from runs that the tests write in verl's formats."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -17,6 +15,7 @@ from fake_runs import (
     Page,
     answer,
     page_of,
+    rollout,
     training,
     validation,
     write_lines,
@@ -27,7 +26,6 @@ from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.figures import recipe_colors
 from gdpo_verl.lab.report.groups import read_step
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.report.samples import choose_samples
 from gdpo_verl.lab.rundir.metrics import RunError, set_aside_metrics
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
@@ -57,8 +55,7 @@ def page(written):
 
 def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, page):
     out = written.parent
-    assert {path.name for path in out.iterdir()} == {"index.html", "summary.md", "curves.png"}
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in out.iterdir()} == {"index.html", "summary.md"}
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("|  | gdpo | grpo |\n|---|---|---|\n")
     for text in (
@@ -69,39 +66,34 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
-        # 3 steps of 2 s and one validation of 4 s.
-        "| time in steps and validation, without start-up | 10 s | 10 s |",
         "| algorithm.adv_estimator | gdpo | grpo |",
         "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):
         assert text in summary
     assert page.open == []
-    # Two components, two panels of what is logged of groups, four of the training.
-    assert page.tags.count("svg") == 8
+    # Two components, and two panels of what is logged of groups.
+    assert page.tags.count("svg") == 4
     for text in (
         "gdpo and grpo",
         "policy tiny",
         "0.500 → 1.500",
-        "Of 2 prompts, 1 changed a score",
-        "gdpo , step 0: format 0, correctness -3",
-        "gdpo , step 3: format 1, correctness 3 now right",
-        "In 2 of 4 dumped groups",
+        "In 1 of 2 groups (50.0%) GRPO gives one advantage",
     ):
         assert text in page.text
 
 
 def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path):
-    run, count = tmp_path / "run", []
+    run = write_run(tmp_path / "run")
+    count = page_of(tmp_path / "report", run).tags.count("svg")
     write_lines(run / "rollouts/2.jsonl", [row | {"length": None} for row in COLLAPSED])
-    for more in ({}, {"gdpo/length/unscored": 1.0}):
-        write_lines(run / "metrics.jsonl", [training(step, 0.5, 0.5, **more) for step in (1, 2)])
-        page = page_of(tmp_path / "report", run)
-        count.append(page.tags.count("svg"))
-    assert count[0] == count[1]
+    more = {"gdpo/length/unscored": 1.0}
+    write_lines(run / "metrics.jsonl", [training(step, 0.5, 0.5, **more) for step in (1, 2, 3)])
+    page = page_of(tmp_path / "report", run)
+    assert page.tags.count("svg") == count
     assert "Never scored: length." in page.text
     group = read_step(run / "rollouts/2.jsonl", [*COMPONENTS, "length"]).shown[0]
     assert (group["keys"], group["unscored"]) == (COMPONENTS, ["length"])
-    assert {len(row["scores"]) for row in group["rows"]} == {2}
+    assert [len(row["scores"]) for row in group["rows"]] == [2, 2, 2]
 
 
 def test_text_from_the_model_is_shown_and_never_run(written, page):
@@ -113,7 +105,6 @@ def test_text_from_the_model_is_shown_and_never_run(written, page):
     # The page's own script, and data that no browser runs.
     assert page.tags.count("script") == len(page.scripts)
     assert HOSTILE not in "".join(page.scripts.values())
-    assert f"call for add 1 {HOSTILE}" in page.text
     assert f"hostile.{HOSTILE} {HOSTILE} gdpo" in page.text
     assert "<script" not in written.with_name("summary.md").read_text()
     groups = json.loads(page.scripts["r0-held-out-0"])["groups"]
@@ -125,8 +116,10 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_report(tmp_path):
     rows = [answer("half \ud83d", "\ud83d", 0.0, 0.0), answer("add 1", "x", 1.0, 0.0)]
     write_lines(run / "validation/0.jsonl", rows)
     write_lines(run / "validation/3.jsonl", rows)
+    dead = [rollout(f"a_{i}_0", 1.0, 1.0, 0.0, 0.0) | {"input": "half \ud83d"} for i in range(2)]
+    write_lines(run / "rollouts/2.jsonl", dead)
     page = page_of(tmp_path, run)
-    assert "half ?" in page.text
+    assert "For example: “half ?”" in page.text
     texts = [g["rows"][0]["text"] for g in json.loads(page.scripts["r0-held-out-3"])["groups"]]
     assert "\ud83d" in texts
 
@@ -157,8 +150,9 @@ def test_a_broken_line_is_ignored_and_named(tmp_path):
     write_lines(tmp_path / "metrics.jsonl", lines, end='{"step": 2, "data": {"gdpo/format/me')
     run = read_run(tmp_path)
     assert list(run.metrics) == [1]
-    said = [f"Line {n} of metrics.jsonl is not a complete metrics line; ignored." for n in (2, 4)]
-    assert set(said) <= set(run.notes)
+    for number in (2, 4):
+        said = f"Line {number} of metrics.jsonl is not a complete metrics line; ignored."
+        assert said in run.notes
 
 
 def test_missing_pieces_are_named_on_the_page(tmp_path):
@@ -180,46 +174,39 @@ def test_missing_pieces_are_named_on_the_page(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_the_metrics_that_were_set_aside(tmp_path):
+    file = tmp_path / "metrics.jsonl"
     assert set_aside_metrics(tmp_path) is None
-    launches = [
-        [training(step, step / 10, 0.0) for step in (1, 2, 3)],
-        # From the checkpoint of step 1, which it validates first.
-        [{"step": 1, "data": validation(0.5, 0.0)}, training(2, 0.9, 0.0)],
-    ]
-    for number, lines in enumerate(launches, start=1):
-        write_lines(tmp_path / "metrics.jsonl", lines)
-        assert set_aside_metrics(tmp_path) == tmp_path / f"metrics.{number}.jsonl"
+    write_lines(file, [training(step, step / 10, 0.0) for step in (1, 2, 3)])
+    assert set_aside_metrics(tmp_path) == tmp_path / "metrics.1.jsonl"
+    # From the checkpoint of step 1, which it validates first.
+    write_lines(file, [{"step": 1, "data": validation(0.5, 0.0)}, training(2, 0.9, 0.0)])
+    assert set_aside_metrics(tmp_path) == tmp_path / "metrics.2.jsonl"
     assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1), (2, 0.9)]
-    write_lines(tmp_path / "metrics.jsonl", [training(2, 0.8, 0.0), training(3, 0.7, 0.0)])
+    write_lines(file, [training(2, 0.8, 0.0), training(3, 0.7, 0.0)])
     run = read_run(tmp_path)
     assert run.series("rewards/format/mean") == [(1, 0.1), (2, 0.8), (3, 0.7)]
     assert run.validation_series("format") == {"toolbox": [(1, 0.5)]}
 
 
 def test_what_holds_no_run_is_refused(tmp_path):
-    path, out = tmp_path / "run", tmp_path / "out"
-
-    def refusal():
-        with pytest.raises(RunError) as error:
-            write_report([path], out)
-        assert not out.exists()
-        return str(error.value)
-
-    assert f"{path}: expected a run directory that holds metrics.jsonl" in refusal()
-    assert "found nothing" in refusal()
-    path.touch()
-    assert "found another file" in refusal()
-    path.unlink()
-    path.mkdir()
-    assert "found it empty" in refusal()
-    (path / "metrics.jsonl").write_text('{"step"')
-    assert "found no complete line in metrics.jsonl" in refusal()
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    write_lines(tmp_path / "cut_run/metrics.jsonl", [], end='{"step"')
+    for name, said in {
+        "none": "none: expected a run directory that holds metrics.jsonl.*found nothing",
+        "file": "found another file",
+        "empty": r"found the files \[\]",
+        "cut_run": r"found the files \['metrics\.jsonl'\]",
+    }.items():
+        with pytest.raises(RunError, match=said):
+            write_report([tmp_path / name], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_without_a_run_among_others_is_named(runs, tmp_path, caplog):
-    page = page_of(tmp_path, *runs, tmp_path / "typo")
-    assert "Left out: " in page.text
-    assert "typo: expected a run directory" in page.text
+    text = page_of(tmp_path, *runs, tmp_path / "typo").text
+    assert "Left out: " in text
+    assert "typo: expected a run directory" in text
     assert "typo: expected a run directory" in caplog.text
 
 
@@ -249,34 +236,39 @@ STRANGE = ["style/tone", "tone", "a b", "a.*|[b]", "style_advantage", "格式/me
 
 
 def test_strange_names_of_components_are_read_like_any_other(tmp_path):
-    numbers = dict(zip(STRANGE, range(1, 7), strict=True))
-    metrics = {f"rewards/{name}/mean": float(i) for name, i in numbers.items()}
-    metrics |= {f"val-aux/a/b/{name}/mean@4": i / 10 for name, i in numbers.items()}
-    metrics["val-core/a/b/reward/mean@4"] = 1.0
+    metrics = {"val-core/a/b/reward/mean@4": 1.0}
+    row = {}
+    for place, name in enumerate(STRANGE):
+        metrics[f"rewards/{name}/mean"] = float(place)
+        metrics[f"val-aux/a/b/{name}/mean@4"] = place / 10
+        row[name] = place
     write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "data": metrics}])
-    rows = [answer("q", "a", 0.0, 0.0) | numbers | {"gdpo_advantage": 0.5, "grpo_advantage": 0.5}]
-    write_lines(tmp_path / "rollouts/1.jsonl", rows)
+    write_lines(tmp_path / "rollouts/1.jsonl", [row | rollout("a_0_0", 0.0, 0.0, 0.5, 0.5)])
     run = read_run(tmp_path)
     assert run.components == STRANGE
-    for name, i in numbers.items():
-        assert run.series(f"rewards/{name}/mean") == [(1, i)]
+    for place, name in enumerate(STRANGE):
+        assert run.series(f"rewards/{name}/mean") == [(1, place)]
         # "tone" is none of the source a/b/style.
-        assert run.validation_series(name) == {"a/b": [(1, i / 10)]}
+        assert run.validation_series(name) == {"a/b": [(1, place / 10)]}
     (group,) = read_step(run.rollouts[1], run.components).shown
     assert (group["keys"], group["variant"]) == (STRANGE, "")
-    assert group["rows"][0]["scores"] == tuple(numbers.values())
+    assert group["rows"][0]["scores"] == (0, 1, 2, 3, 4, 5)
 
 
 def test_file_that_verls_tracker_writes_is_read(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
-    logger = tracking.FileLogger("project", "experiment")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    logger = tracking.FileLogger("mine", "gdpo")
     logger.log({"rewards/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
     logger.finish()
-    assert read_run(tmp_path).metrics == {1: {"rewards/format/mean": 0.5}}
+    file = tmp_path / "mine/gdpo.jsonl"
+    assert read_run(file).metrics == {1: {"rewards/format/mean": 0.5}}
+    write_lines(tmp_path / "mine/notes.jsonl", [{"no": "metrics"}])
+    assert find_runs([file.parent]) == [file]
     # Why set_aside_metrics exists; when this fails, verl appends and it can go.
-    tracking.FileLogger("project", "experiment").finish()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    tracking.FileLogger("mine", "gdpo").finish()
+    assert file.read_bytes() == b""
 
 
 def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(tmp_path, monkeypatch):
@@ -299,104 +291,77 @@ def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(tmp_path, 
     assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1)]
 
 
-def test_tracker_file_under_verls_own_name_is_read(tmp_path):
-    write_lines(tmp_path / "notes.jsonl", [{"no": "metrics"}])
-    write_lines(tmp_path / "experiment.jsonl", [training(1, 0.5, 0.0)])
-    run = read_run(tmp_path)
-    assert list(run.metrics) == [1]
-    assert "There is no metrics.jsonl: the metrics are those of experiment.jsonl." in run.notes
-
-
 def test_files_under_verls_own_names_are_runs(tmp_path):
     # Two trainings as verl's own command and the settings of docs/first_run.md leave them.
-    mine, files = tmp_path / "mine", ["gdpo.jsonl", "grpo.jsonl"]
+    mine = tmp_path / "mine"
+    files = ["gdpo.jsonl", "grpo.jsonl"]
     for name in ("gdpo", "grpo"):
         run = write_run(mine / name, name)
         (run / "metrics.jsonl").rename(run.with_suffix(".jsonl"))
     for given in (files, ["gdpo", "grpo"], ["gdpo", *files, "grpo"], [""]):
         found = find_runs([mine / name for name in given])
         assert found == [mine / name for name in files], given
-        for each in map(read_run, found):
-            assert each.name == each.estimator == each.path.name
-            assert (list(each.rollouts), list(each.validation)) == ([2], [0, 3])
+        for run in map(read_run, found):
+            assert (run.name, run.estimator) == (run.path.name, run.path.name)
+            assert (list(run.rollouts), list(run.validation)) == ([2], [0, 3])
     text = page_of(tmp_path, mine).text
     assert "What each reward did: gdpo and grpo" in text
-    assert "In 2 of 4 dumped groups" in text
-
-
-def test_the_tutorial_prints_what_the_report_reads(tmp_path, monkeypatch):
-    tracking = pytest.importorskip("verl.utils.tracking")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
-    page = (
-        (Path(__file__).parents[2] / "docs/first_run.md")
-        .read_text(encoding="utf-8")
-        .replace("$1", "gdpo")
-    )
-    command = page[page.index("python -m verl.trainer.main_ppo") :].partition("```")[0]
-    setting = dict(re.findall(r"^  ([\w.]+)=(\S+)", command, flags=re.MULTILINE))
-    assert "file" in setting["trainer.logger"]
-    assert int(setting["trainer.test_freq"]) > 0
-    # What verl, its tracker and Hydra write where the settings say.
-    logger = tracking.FileLogger(
-        setting["trainer.project_name"], setting["trainer.experiment_name"]
-    )
-    logger.log(training(1, 0.5, 0.0, **validation(0.5, 0.0))["data"], step=1)
-    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
-        write_lines(Path(setting[key]) / "1.jsonl", COLLAPSED)
-    kept = Path(setting["hydra.run.dir"], setting["hydra.output_subdir"], "config.yaml")
-    kept.write_text("algorithm: {adv_estimator: gdpo}\n")
-    (reported,) = re.findall(r"^\$ gdpo-verl report (mine/.+)", page, flags=re.MULTILINE)
-    run = read_run(Path(reported.split()[0]))
-    assert (list(run.rollouts), list(run.validation), run.estimator) == ([1], [1], "gdpo")
-    assert run.notes == ()
+    assert text.count("In 1 of 2 groups (50.0%) GRPO gives one advantage") == 2
+    # The tutorial has these settings.
+    page = Path(__file__).parents[2] / "docs/first_run.md"
+    lines = [line.strip(" \\") for line in page.read_text(encoding="utf-8").splitlines()]
+    assert "$ gdpo-verl report mine/gdpo.jsonl mine/grpo.jsonl" in lines
+    for setting in (
+        "trainer.test_freq=4",
+        "trainer.logger=[console,file]",
+        "trainer.project_name=mine",
+        "trainer.experiment_name=$1",
+        "trainer.rollout_data_dir=mine/$1/rollouts",
+        "trainer.validation_data_dir=mine/$1/validation",
+        "hydra.run.dir=mine/$1",
+        "hydra.output_subdir=.",
+    ):
+        assert setting in lines
 
 
 def test_runs_of_mixed_versions_are_named(tmp_path):
-    runs = [write_run(tmp_path / "gdpo"), write_run(tmp_path / "grpo", "grpo")]
-    for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
-        (run / "launch.json").write_text(json.dumps({"recipe": "a", "version": version}))
-    write_lines(runs[1] / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
-    text = page_of(tmp_path, *runs).text
-    assert "different versions of gdpo-verl: gdpo: 0.1.0, grpo: 0.2.0." in text
-    assert "grpo: without the component correctness, format of the other runs." in text
-    (runs[0] / "launch.json").write_text("{")
-    assert any("launch.json could not be read" in note for note in read_run(runs[0]).notes)
-
-
-def test_samples_are_chosen_by_hash_and_not_by_score(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    prompts = [f"prompt {i}" for i in range(20)]
-    before = [answer(prompt, "x", 1.0, 0.0) for prompt in prompts]
-    # Half get better, a quarter worse, a quarter stay.
-    after = [answer(p, "y", float(i % 4 != 0), float(i % 2)) for i, p in enumerate(prompts)]
-    write_lines(run / "validation/0.jsonl", before)
-    write_lines(run / "validation/3.jsonl", after)
-    samples = choose_samples([read_run(run)], COMPONENTS)
-    assert (samples["prompts"], samples["changed"]) == (20, 15)
-    assert [sample["changed"] for sample in samples["chosen"]] == [True] * 4 + [False] * 2
-    # verl orders a dump by random ids: the choice does not depend on the order.
-    write_lines(run / "validation/0.jsonl", before[::-1])
-    write_lines(run / "validation/3.jsonl", after[::-1])
-    assert choose_samples([read_run(run)], COMPONENTS) == samples
+    gdpo = write_run(tmp_path / "gdpo")
+    grpo = write_run(tmp_path / "grpo", "grpo")
+    (gdpo / "launch.json").write_text('{"recipe": "a", "version": "0.1.0"}')
+    (grpo / "launch.json").write_text('{"recipe": "a", "version": "0.2.0"}')
+    write_lines(grpo / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
+    text = page_of(tmp_path, gdpo, grpo).text
+    assert "version of gdpo-verl 0.1.0 0.2.0" in text
+    (gdpo / "launch.json").write_text("{")
+    assert read_run(gdpo).launch == {}
 
 
 def test_no_two_of_six_runs_share_a_colour(tmp_path):
     names = ["grpo", "gdpo", "gdpo", "other", "gdpo", "ppo"]
-    found = [read_run(write_run(tmp_path / str(i), name)) for i, name in enumerate(names)]
-    colors = recipe_colors([Recipe(run.name, (run,)) for run in found])
+    recipes = []
+    for place, name in enumerate(names):
+        run = read_run(write_run(tmp_path / str(place), name))
+        recipes.append(Recipe(run.name, (run,)))
+    colors = recipe_colors(recipes)
     assert len(set(colors)) == 6
     assert colors[:2] == ["#d55e00", "#0072b2"]
 
 
 def test_rewards_by_turn_and_of_a_group_are_drawn(tmp_path):
-    names = ["call_ok", "brevity"]
-    more = {f"rewards/{name}/mean": 0.5 for name in names}
-    more |= {f"gdpo/{name}/constant_groups": 0.5 for name in names}
-    more |= {"val-aux/x/call_ok/mean@1": 0.5, "val-aux/x/reward/mean@1": 0.5}
-    spread = "gdpo/call_ok/turn_spread"
-    steps = [{"step": n, "data": more | {spread: 0.25 * n}} for n in (1, 2)]
-    write_lines(tmp_path / "run/metrics.jsonl", steps)
+    same = dict.fromkeys(
+        [
+            "rewards/call_ok/mean",
+            "rewards/brevity/mean",
+            "gdpo/call_ok/constant_groups",
+            "gdpo/brevity/constant_groups",
+            "val-aux/x/call_ok/mean@1",
+            "val-aux/x/reward/mean@1",
+        ],
+        0.5,
+    )
+    first = {"step": 1, "data": same | {"gdpo/call_ok/turn_spread": 0.25}}
+    last = {"step": 2, "data": same | {"gdpo/call_ok/turn_spread": 0.5}}
+    write_lines(tmp_path / "run/metrics.jsonl", [first, last])
     derived = "{brevity: {function: 'pkg://gdpo_verl.rewards.derived:relative_length'}}"
     (tmp_path / "run/config.yaml").write_text(f"algorithm: {{gdpo: {{derived: {derived}}}}}")
     page = page_of(tmp_path / "out", tmp_path / "run")

@@ -1,11 +1,9 @@
 """The report's page in a real browser: what it shows against what the dumps hold."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from fake_runs import HOSTILE, answer, rollout, training, validation, write_lines, write_run
+from fake_runs import HOSTILE, rollout, training, write_lines, write_run
 from pages import new_page
 
 from gdpo_verl.lab.report import write_report
@@ -19,19 +17,14 @@ def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("report")
     runs = [write_run(path / "gdpo"), write_run(path / "grpo", "grpo")]
     for step in range(1, 7):
-        rows = [
-            rollout(f"{uid}_{i}_0", float(i % 2), i / 4 * step, (i - 1) / step, (1 - i) / 2)
-            | {
-                "input": f"user\nquestion {uid} of step {step} {HOSTILE}",
-                "output": f"{i} {HOSTILE}",
-            }
-            for uid in "ab"
-            for i in range(3)
-        ]
+        rows = []
+        for place in range(6):
+            group, i = divmod(place, 3)
+            row = rollout(f"{group}_{i}_0", i % 2, i / 4 * step, (i - 1) / step, (1 - i) / 2)
+            row["input"] = f"user\nquestion {group} of step {step} {HOSTILE}"
+            row["output"] = f"{i} {HOSTILE}"
+            rows.append(row)
         write_lines(runs[0] / f"rollouts/{step}.jsonl", rows)
-    records = [{"step": 0, "data": validation(0.5, 0.0)}]
-    records += [training(step, step / 6, 1.0) for step in range(1, 7)]
-    write_lines(runs[0] / "metrics.jsonl", records)
     write_report(runs, path)
     return path
 
@@ -66,30 +59,21 @@ def page(open_page, report):
     assert opened.evaluate("window.hacked") is None
 
 
-def shown(page):
-    """Scores, both advantages and text of each rollout that the page shows."""
-    return [
-        (
-            card.query_selector(".scores").inner_text(),
-            [number.inner_text() for number in card.query_selector_all(".number")],
-            card.query_selector("pre").inner_text(),
-        )
-        for card in page.query_selector_all(".rollout")
-    ]
-
-
-def expected(dump, prompt):
-    """The rows of the dump, in the order of GDPO's advantage."""
+def check_rollouts(page, dump):
+    """Compare scores, both advantages and texts with the dump, in the order of GDPO's advantage."""
+    page.eval_on_selector("details:has(#browse-prompt)", "each => each.open = true")
+    prompt = page.inner_text("#browse-prompt")
     rows = [row for row in map(json.loads, dump.read_text().splitlines()) if row["input"] == prompt]
     rows.sort(key=lambda row: -row["gdpo_advantage"])
-    return [
-        (
-            f"format {row['format']:.4g}, correctness {row['correctness']:.4g}",
-            [f"{row[key]:+.3f}".replace("-", "−") for key in ("gdpo_advantage", "grpo_advantage")],
-            row["output"],
-        )
-        for row in rows
-    ]
+    cards = page.query_selector_all(".rollout")
+    for card, row in zip(cards, rows, strict=True):
+        scores = f"format {row['format']:.4g}, correctness {row['correctness']:.4g}"
+        assert card.query_selector(".scores").inner_text() == scores
+        numbers = [number.inner_text() for number in card.query_selector_all(".number")]
+        for number, key in zip(numbers, ("gdpo_advantage", "grpo_advantage"), strict=True):
+            assert number.replace("−", "-") == f"{row[key]:+.3f}"
+        assert card.query_selector("pre").inner_text() == row["output"]
+    return prompt
 
 
 def test_every_step_and_group_shows_what_its_dump_holds(page, report):
@@ -98,10 +82,7 @@ def test_every_step_and_group_shows_what_its_dump_holds(page, report):
         assert page.inner_text("#browse-step") == f"step {step}"
         for group in range(2):
             page.select_option("#browse-group", str(group))
-            page.eval_on_selector("details:has(#browse-prompt)", "each => each.open = true")
-            prompt = page.inner_text("#browse-prompt")
-            assert shown(page) == expected(report / f"gdpo/rollouts/{step}.jsonl", prompt)
-            seen.add(prompt)
+            seen.add(check_rollouts(page, report / f"gdpo/rollouts/{step}.jsonl"))
         if step < 6:
             page.click("#browse-next")
     assert len(seen) == 12
@@ -110,10 +91,10 @@ def test_every_step_and_group_shows_what_its_dump_holds(page, report):
     # The address keeps the place over a reload.
     page.select_option("#browse-group", "1")
     assert page.url.endswith("#rollouts/0/training/5/1")
-    before = shown(page)
+    before = check_rollouts(page, report / "gdpo/rollouts/5.jsonl")
     page.reload()
     assert page.inner_text("#browse-step") == "step 5"
-    assert shown(page) == before
+    assert check_rollouts(page, report / "gdpo/rollouts/5.jsonl") == before
 
 
 def test_a_variant_has_a_third_bar(open_page, tmp_path):
@@ -126,59 +107,34 @@ def test_a_variant_has_a_third_bar(open_page, tmp_path):
     index = write_report([run], tmp_path / "report")
     opened = open_page(index, viewport={"width": 400, "height": 800})
 
-    def of_each(selector, function):
-        return [
-            card.eval_on_selector_all(selector, f"all => all.map({function})")
-            for card in opened.query_selector_all(".rollout")
-        ]
+    def of_all(selector, value):
+        function = f"all => all.map(each => {value})"
+        return opened.eval_on_selector_all(f".rollout {selector}", function)
 
-    assert of_each(".who", "each => each.textContent") == [["GDPO", "GRPO", "corr_grpo"]] * 2
-    assert of_each(".number", "each => each.textContent") == [
-        ["+0.500", "+0.500", "−2.000"],
-        ["−0.500", "+0.500", "+1.000"],
-    ]
+    assert of_all(".who", "each.textContent") == ["GDPO", "GRPO", "corr_grpo"] * 2
+    numbers = "+0.500 +0.500 −2.000 −0.500 +0.500 +1.000"
+    assert " ".join(of_all(".number", "each.textContent")) == numbers
     # The largest of all three kinds fills its half.
-    assert of_each(".fill", "each => each.style.left + ' ' + each.style.width") == [
-        ["50% 12.5%", "50% 12.5%", "0% 50%"],
-        ["37.5% 12.5%", "50% 12.5%", "50% 25%"],
-    ]
-    assert len({*of_each(".fill", "each => getComputedStyle(each).backgroundColor")[0]}) == 3
-    assert not any(map(any, of_each(".who", "each => each.scrollWidth > each.clientWidth")))
+    bars = of_all(".fill", "each.style.left + ' ' + each.style.width")
+    assert bars[:3] == ["50% 12.5%", "50% 12.5%", "0% 50%"]
+    assert bars[3:] == ["37.5% 12.5%", "50% 12.5%", "50% 25%"]
+    assert len(set(of_all(".fill", "getComputedStyle(each).backgroundColor"))) == 3
+    assert not any(of_all(".who", "each.scrollWidth > each.clientWidth"))
 
 
 def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
     page.select_option("#browse-run", label="grpo")
     assert page.inner_text("#browse-step") == "step 2"
-    texts = page.eval_on_selector_all(
-        "#browse-group option", "options => options.map(option => option.textContent)"
-    )
-    assert len(texts) == 2
+    assert page.locator("#browse-group option").count() == 2
     assert "GRPO gives other rewards the same" in page.inner_text(".rollout.collapsed")
     page.select_option("#browse-kind", label="held-out")
     assert page.inner_text("#browse-step") == "step 3"
     assert page.query_selector(".rollout .number") is None
 
 
-def test_a_followed_page_loads_itself_anew_and_stays_where_it_was(open_page, tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    index = write_report([run], tmp_path / "followed", refresh=5)
-    write_lines(run / "validation/0.jsonl", [answer("add 1", "written since", 1.0, 3.0)])
-    final = write_report([run], tmp_path / "final")
-    opened = open_page(index)
-    opened.select_option("#browse-kind", label="held-out")
-    opened.click("#browse-back")
-    opened.evaluate("scrollTo(0, document.getElementById('rollouts').offsetTop)")
-    height = opened.evaluate("scrollY")
-    with opened.expect_event("load"):
-        final.replace(index)
-    assert opened.inner_text(".rollout pre") == "written since"
-    assert opened.inner_text("#browse-step") == "step 0"
-    assert abs(opened.evaluate("scrollY") - height) < 100
-
-
-def test_nothing_sticks_out_on_a_phone(open_page, report):
-    opened = open_page(report / "index.html", viewport={"width": 360, "height": 800})
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 360
+def test_nothing_sticks_out_on_a_phone(page):
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_a_report_without_dumps_runs_no_browser_of_rollouts(open_page, tmp_path):

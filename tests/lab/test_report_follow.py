@@ -1,24 +1,16 @@
-"""The console's line during a training, and a report that is kept current."""
-
-from __future__ import annotations
+"""The console's line during a training."""
 
 import contextlib
-import fcntl
 import io
 import json
 import logging
 from types import SimpleNamespace
 
 import pytest
-from fake_runs import Page, training, validation, write_lines, write_run
+from fake_runs import training, validation, write_lines
 
-from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.report import follow_report
-from gdpo_verl.lab.report import page as report_page
 from gdpo_verl.lab.run import progress
 from gdpo_verl.lab.run.progress import follow
-from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import is_running
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +19,12 @@ def _quick(monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=id, monotonic=lambda: 0.0))
 
 
-def launch(run, records, log_line=""):
+ONE = [training(1, 0.5, 1.0)]
+BEFORE = [{"step": 0, "data": validation(0.5, 0.0)}]
+TOTAL = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training steps: 40\n"
+
+
+def launch(run, records, log_line):
     """A training as `follow` meets it, one thing between two looks."""
     run.mkdir(exist_ok=True)
     yield
@@ -43,29 +40,23 @@ def launch(run, records, log_line=""):
             yield
 
 
-def follow_launch(
-    run,
-    records,
-    total_steps=12,
-    log_line="",
-    questions="",
-):
-    process, stream = launch(run, records, log_line), io.StringIO()
+def followed(run, records, total_steps=12, log_line=""):
+    """The lines that are shown of a training."""
+    process = launch(run, records, log_line)
+    stream = io.StringIO()
 
     def is_alive():
         return next(process, "ended") != "ended"
 
     with contextlib.redirect_stderr(stream):
-        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo", questions=questions)
-    return stream.getvalue()
+        follow(run, total_steps=total_steps, is_alive=is_alive, label="gdpo")
+    return stream.getvalue().splitlines()
 
 
 def test_progress_is_a_line_a_step(tmp_path):
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
-    first = {"step": 0, "data": validation(0.5, 0.0)}
-    lines = follow_launch(tmp_path / "run", [first, *records], total_steps=4).splitlines()
     rewards = "(25% constant), correctness 1.000 (50% constant)"
-    assert lines == [
+    assert followed(tmp_path / "run", BEFORE + records, total_steps=4) == [
         "gdpo: starting Ray, vLLM and FSDP… 0 s",
         "gdpo: validating or taking the first step… 0 s",
         f"gdpo: step 1/4: format 0.250 {rewards}, 2.0 s a step, about 6 s left",
@@ -76,16 +67,26 @@ def test_progress_is_a_line_a_step(tmp_path):
     ]
 
 
-def test_a_measurement_says_what_it_answers_and_takes_no_step(tmp_path):
-    answered = {"step": 0, "data": validation(0.5, 0.0)}
-    lines = follow_launch(tmp_path / "run", [answered], questions="256 × 4 questions").splitlines()
-    assert lines == [
-        "gdpo: starting Ray, vLLM and FSDP… 0 s",
-        "gdpo: answering 256 × 4 questions… 0 s",
-        "gdpo: answered 256 × 4 questions in 0 s",
-    ]
-    (last,) = follow_launch(tmp_path / "cut", [], questions="9 × 1 questions").splitlines()[-1:]
-    assert "answered" not in last
+@pytest.mark.parametrize(
+    ("records", "steps", "log_line", "last"),
+    [
+        (ONE, 12, "", "step 1/12: ended early after 0 s: format 0.500"),
+        (ONE, 0, "", "step 1: ended after 0 s: format 0.500"),
+        # The number of steps that is not set is taken from the log.
+        (ONE, 0, TOTAL, "step 1/40: ended early after 0 s: format 0.500"),
+        ([], 12, "", "ended after 0 s (validating or taking the first step)"),
+        # A validation takes no step.
+        (BEFORE, 12, "", "ended after 0 s (validating or taking the first step)"),
+    ],
+)
+def test_the_last_line_says_how_the_training_ended(tmp_path, records, steps, log_line, last):
+    # What an earlier launch printed is not shown again.
+    write_lines(tmp_path / "train.log", ["Initial validation metrics"])
+    lines = followed(tmp_path, records, steps, log_line)
+    assert lines[-1].startswith(f"gdpo: {last}")
+    assert "validated" not in "".join(lines)
+    if log_line:
+        assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
 
 
 def test_a_warning_of_the_plug_in_is_shown_once(tmp_path):
@@ -96,94 +97,16 @@ def test_a_warning_of_the_plug_in_is_shown_once(tmp_path):
     record = logging.LogRecord("gdpo_verl.x", logging.WARNING, "", 0, "9 of 32 failed.", None, None)
     line = f"\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m {handler.format(record)}\n"
     again = line.replace("pid=7", "pid=8")
-    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)], log_line=line + again)
-    assert [text for text in lines.splitlines() if "32" in text] == [
-        "gdpo: warning: 9 of 32 failed."
-    ]
-
-
-def test_number_of_steps_that_is_not_set_is_taken_from_the_log(tmp_path):
-    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)], total_steps=0).splitlines()
-    assert lines[2].endswith("2.0 s a step")
-    assert lines[3].startswith("gdpo: step 1: ended after 0 s: format 0.500")
-    log_line = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training steps: 40\n"
-    lines = follow_launch(tmp_path / "other", [training(1, 0.5, 1.0)], 0, log_line).splitlines()
-    assert lines[2].startswith("gdpo: step 1/40: ")
-    assert lines[2].endswith("2.0 s a step, about 1 min 18 s left")
+    lines = followed(tmp_path / "run", ONE, log_line=line + again)
+    assert [text for text in lines if "32" in text] == ["gdpo: warning: 9 of 32 failed."]
 
 
 def test_a_constant_component_is_announced_once(tmp_path):
-    records = [
-        training(step, 0.5, 1.0, **{"gdpo/correctness/constant_groups": 0.9})
-        for step in range(1, 24)
-    ]
-    lines = follow_launch(tmp_path / "run", records, total_steps=30).splitlines()
-    alerts = [i for i, line in enumerate(lines) if "alert" in line]
-    assert len(alerts) == 1
-    assert lines[alerts[0] - 1].startswith("gdpo: step 20/30")
-    assert lines[alerts[0]].startswith(
+    dead = {"gdpo/correctness/constant_groups": 0.9}
+    records = [training(step, 0.5, 1.0, **dead) for step in range(1, 24)]
+    lines = followed(tmp_path / "run", records, total_steps=30)
+    (place,) = [place for place, line in enumerate(lines) if "alert" in line]
+    assert lines[place - 1].startswith("gdpo: step 20/30")
+    assert lines[place].startswith(
         "gdpo: alert: correctness is constant in 90% of the groups (mean 1), since step 1. "
     )
-
-
-def test_training_that_ends_before_its_last_step_is_not_called_done(tmp_path):
-    lines = follow_launch(tmp_path / "run", [training(1, 0.5, 1.0)]).splitlines()
-    assert lines[-1].startswith("gdpo: step 1/12: ended early after 0 s: format 0.500")
-    # What an earlier launch printed is not shown again.
-    write_lines(tmp_path / "none" / "train.log", ["Initial validation metrics"])
-    text = follow_launch(tmp_path / "none", [])
-    assert "validated" not in text
-    assert text.endswith("gdpo: ended after 0 s (validating or taking the first step)\n")
-
-
-def test_followed_report_is_refreshed_until_the_run_is_done(tmp_path, monkeypatch):
-    run, page = write_run(tmp_path / "gdpo"), tmp_path / "out/index.html"
-    said = []
-    shown = []
-    metrics = run / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text("".join(whole.splitlines(keepends=True)[:3]))
-
-    def finish(seconds):
-        shown.append(page.read_text(encoding="utf-8"))
-        metrics.write_text(whole)
-        (run / "done").touch()
-
-    monkeypatch.setattr(report_page, "time", SimpleNamespace(sleep=finish))
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert follow_report([run], page.parent, every=1, say=said.append) == page
-    assert said == [f"{page}: kept current every 1 s"]
-    (first,), last = shown, page.read_text(encoding="utf-8")
-    assert "2 of 3" in Page(first).text
-    assert '<body data-refresh="1">' in first
-    assert "3 of 3" in Page(last).text
-    assert "data-refresh" not in last
-
-
-def test_a_run_goes_on_while_its_lock_is_held_or_without_one_until_its_last_step(tmp_path):
-    run = write_run(tmp_path / "gdpo")
-    assert not is_running(run)
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert is_running(run)
-    assert not is_running(run)
-    (run / "lock").unlink()
-    write_lines(run / "metrics.jsonl", [training(1, 0.5, 0.0)])
-    assert is_running(run)
-    (run / "config.yaml").unlink()
-    assert is_running(run)
-    assert not is_running(tmp_path)
-
-
-def test_following_what_has_ended_writes_once(tmp_path, capsys):
-    run, out = write_run(tmp_path / "gdpo"), tmp_path / "out"
-    assert main(["report", "--follow", str(run), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out / 'index.html'}\n"
-
-
-def test_what_cannot_be_followed_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="more than 0 seconds"):
-        follow_report([write_run(tmp_path / "gdpo")], tmp_path / "out", every=0)
-    with pytest.raises(RunError, match="found nothing"):
-        follow_report([tmp_path / "none"], tmp_path / "out")

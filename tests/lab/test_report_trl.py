@@ -1,7 +1,5 @@
 """Runs of TRL, as its state, its checkpoints and its event files lie in folders, are found."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,21 +9,18 @@ import pytest
 from fake_runs import page_of, training, write_lines
 
 from gdpo_verl.lab.rundir.metrics import RunError
-from gdpo_verl.lab.rundir.run import find_runs, is_running, read_run
+from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 STATE = "trainer_state.json"
 
 
-def log(step, value):
-    """The entries of a step that was trained and then evaluated."""
-    trained = {"rewards/short/mean": value, "completions/mean_length": 8.0, "epoch": 0.5}
-    evaluated = {"eval_rewards/short/mean": value / 2, "eval_runtime": 0.1, "epoch": 0.5}
-    return [trained | {"step": step}, evaluated | {"step": step}]
-
-
 def write_state(directory, steps, *, of=None):
-    """TRL's state after a number of steps, of as many as it is to train."""
-    entries = [entry for step in range(1, steps + 1) for entry in log(step, step / 10)]
+    """TRL's state after a number of steps, of as many as it is to train; each was evaluated."""
+    entries = []
+    for step in range(1, steps + 1):
+        trained = {"rewards/short/mean": step / 10, "completions/mean_length": 8.0}
+        evaluated = {"eval_rewards/short/mean": step / 20, "eval_runtime": 0.1}
+        entries += [trained | {"step": step}, evaluated | {"step": step}]
     state = {"global_step": steps, "max_steps": of or steps, "log_history": entries}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / STATE).write_text(json.dumps(state))
@@ -37,12 +32,9 @@ def write_events(directory, steps):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     writer = tensorboard.SummaryWriter(str(directory))
     for step in range(1, steps + 1):
-        for entry in log(step, step / 10):
-            del entry["step"]
-            for key, value in entry.items():
-                evaluated = key.startswith("eval_")
-                tag = f"eval/{key.removeprefix('eval_')}" if evaluated else f"train/{key}"
-                writer.add_scalar(tag, value, step)
+        writer.add_scalar("train/rewards/short/mean", step / 10, step)
+        writer.add_scalar("train/completions/mean_length", 8.0, step)
+        writer.add_scalar("eval/rewards/short/mean", step / 20, step)
     writer.close()
 
 
@@ -56,8 +48,8 @@ def folder(tmp_path):
     write_state(folder / "both/checkpoint-2", 2, of=4)
     write_state(folder / "both", 4)
     write_events(folder / "events/runs/Nov26_16-18-08_vm", 4)
-    write_lines(folder / "verl/metrics.jsonl", [training(step, 0.5, 0.0) for step in (1, 2)])
-    write_lines(folder / "file.jsonl", [training(step, 0.5, 0.0) for step in (1, 2)])
+    for file in ("verl/metrics.jsonl", "file.jsonl"):
+        write_lines(folder / file, [training(step, 0.5, 0.0) for step in (1, 2)])
     write_lines(folder / "notes.jsonl", [{"no": "metrics"}])
     (folder / "empty").mkdir()
     return folder
@@ -69,36 +61,34 @@ TRLS = ["at_the_end", "both", "checkpoints", "events"]
 def test_a_mixed_folder_names_each_run(folder):
     found = find_runs([folder])
     assert sorted(path.name for path in found) == sorted([*TRLS, "verl", "file.jsonl"])
-    for run in map(read_run, found):
-        if run.name in TRLS:
-            assert run.components == ["short"]
-            trained = [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)]
-            held_out = [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
-            assert run.series("rewards/short/mean") == trained
-            assert run.validation_series("short") == {"eval": held_out}
-            assert run.training_steps == [1, 2, 3, 4]
-            assert run.series("response_length/mean")[0] == (1, 8.0)
-            assert len(run.notes) == 1
-            assert run.notes[0].startswith("Of TRL's run, ")
     text = page_of(folder.parent / "out", folder).text
     assert "Left out" not in text
     assert "held-out short, before → after" in text
 
 
 @pytest.mark.parametrize("name", TRLS)
-def test_a_folder_with_one_kind_of_run_alone_names_it(folder, name):
+def test_each_kind_of_run_is_read(folder, name):
     alone = folder.parent / "alone"
     alone.mkdir()
     (folder / name).rename(alone / name)
     assert find_runs([alone]) == [alone / name]
-    assert find_runs([alone / name]) == [alone / name]
+    run = read_run(alone / name)
+    assert run.components == ["short"]
+    assert run.training_steps == [1, 2, 3, 4]
+    assert run.series("rewards/short/mean")[3] == (4, pytest.approx(0.4))
+    assert run.validation_series("short")["eval"][3] == (4, pytest.approx(0.2))
+    assert run.series("response_length/mean")[0] == (1, 8.0)
+    (note,) = run.notes
+    assert note.startswith("Of TRL's run, ")
 
 
 @pytest.mark.parametrize(
     ("part", "name", "steps"),
     [
+        ("at_the_end", "at_the_end", 4),
         (f"at_the_end/{STATE}", "at_the_end", 4),
         (f"checkpoints/checkpoint-2/{STATE}", "checkpoint-2", 2),
+        ("events", "events", 4),
         ("events/runs", "runs", 4),
         ("events/runs/Nov26_16-18-08_vm", "Nov26_16-18-08_vm", 4),
         ("verl/metrics.jsonl", "verl", 2),
@@ -113,9 +103,8 @@ def test_a_part_of_a_run_is_read_where_it_is_named(folder, monkeypatch, part, na
 
 
 def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path):
-    write_state(tmp_path / "outer", 2)
-    write_state(tmp_path / "outer/inner", 2)
-    assert find_runs([tmp_path / "outer"]) == [tmp_path / "outer", tmp_path / "outer/inner"]
+    runs = [write_state(tmp_path / "outer", 2), write_state(tmp_path / "outer/inner", 2)]
+    assert find_runs(runs[:1]) == runs
 
 
 def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path):
@@ -128,32 +117,26 @@ def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path):
 
 
 def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
+    run = tmp_path / "run"
     for step in (10, 9, 8):  # a copy has the times of copying, in any order
-        state = write_state(tmp_path / f"run/checkpoint-{step}", step, of=20) / STATE
+        state = write_state(run / f"checkpoint-{step}", step, of=20) / STATE
         os.utime(state, (2e9 - step, 2e9 - step))
-    assert max(read_run(tmp_path / "run").training_steps) == 10
-    last = tmp_path / "run/checkpoint-10" / STATE
+    assert max(read_run(run).training_steps) == 10
+    last = run / "checkpoint-10" / STATE
     last.write_text(last.read_text()[:-30])
-    assert max(read_run(tmp_path / "run").training_steps) == 9
+    assert max(read_run(run).training_steps) == 9
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])
-def test_another_file_of_this_name_is_no_run(folder, text):
-    (folder / "at_the_end" / STATE).write_text(text)
+def test_another_file_of_this_name_is_no_run(tmp_path, text):
+    (tmp_path / STATE).write_text(text)
     with pytest.raises(RunError, match=re.escape(STATE)):
-        read_run(folder / "at_the_end" / STATE)
+        read_run(tmp_path / STATE)
 
 
 def test_a_state_without_rewards_says_so_in_trls_words(tmp_path):
     state = {"log_history": [{"loss": 1.0, "step": 1}], "global_step": 1, "max_steps": 1}
     (tmp_path / STATE).write_text(json.dumps(state))
-    run = read_run(tmp_path)
-    assert run.notes[1].startswith("No rewards/<name>/mean in it")
-    assert not any(word in note for note in run.notes for word in ("verl", "algorithm."))
-
-
-def test_a_training_goes_on_until_trls_last_step(tmp_path):
-    write_state(tmp_path / "run/checkpoint-2", 2, of=4)
-    assert is_running(tmp_path / "run")
-    write_state(tmp_path / "run/checkpoint-4", 4)
-    assert not is_running(tmp_path / "run")
+    notes = read_run(tmp_path).notes
+    assert notes[1].startswith("No rewards/<name>/mean in it")
+    assert not re.search(r"verl|algorithm\.", " ".join(notes))

@@ -1,7 +1,5 @@
 """A submission before any cluster is asked: options, paths, and what a node is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +78,13 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
     data = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files='/v w.parquet'"]
     options = {"retries": 2, "hang_after": 90.0, "ray_options": ["--no-wait"]}
     status = submit.submit(
-        "tool_call/gdpo", Path("/run"), data, upload=True, env=["KEY"], **options
+        "tool_call/gdpo",
+        Path("/run"),
+        data,
+        program="gdpo_verl.lab.cli",
+        upload=True,
+        env=["KEY"],
+        **options,
     )
     assert status == 7
     *client, _, separator, shell, dash_c, job = seen[2:]
@@ -126,8 +130,6 @@ def test_code_in_the_working_directory_keeps_its_relative_path(tmp_path, monkeyp
     archive = "s3://bucket/code.zip"
     overrides = submit.absolute("tool_call/gdpo", [f"{CODE}=other.py"], archive)
     assert not any(each.startswith(f"{CODE}={tmp_path}") for each in overrides)
-    with pytest.raises(submit.SubmitError, match=rf"{CODE}: 'no.py' is relative and not in .*sent"):
-        submit.absolute("tool_call/gdpo", [f"{CODE}=no.py"], "sent")
 
 
 def test_dry_run_of_a_submission_asks_no_cluster(capsys):

@@ -1,9 +1,8 @@
 """A run of somebody else: nothing of it is executed, and nothing of the reader's is shown."""
 
-from __future__ import annotations
-
 import re
 import subprocess
+from pathlib import Path
 
 import markdown_it
 import pyarrow
@@ -29,6 +28,9 @@ from gdpo_verl.lab.rundir.trust import foreign_code
 
 SECRET = "a-secret-of-the-reader"
 EVIL = "open({!r}, 'w')\ndef compute_score(*_, **__): ...\ncompute_score.components = ['right']\n"
+
+
+TWO_ROWS = [line("q", 0, right=0.0, step=1), line("q", 1, right=1.0, step=1)]
 
 
 @pytest.fixture(autouse=True)
@@ -66,22 +68,19 @@ def test_only_references_within_the_file_are_followed(tmp_path):
 
 def test_report_and_replay_show_no_variable_of_the_reader(tmp_path, capsys):
     text = "${oc.env:SECRET}"
-    for name, rate in (("a", 1.0), ("b", 2.0)):
-        run = tmp_path / name
-        metrics = {"step": 1, "data": {"rewards/right/mean": 0.5}}
-        write_lines(run / "metrics.jsonl", [metrics])
-        rows = [line("q", sample, right=float(sample)) for sample in range(2)]
-        write_lines(run / "rollouts" / "1.jsonl", [row | {"step": 1} for row in rows])
-        config = {
-            "actor_rollout_ref": {"model": {"path": text}},
-            "algorithm": {"adv_estimator": text, "gdpo": {"epsilon": text}, "rate": rate},
-        }
-        OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
     runs = [str(tmp_path / name) for name in "ab"]
+    for run in runs:
+        metrics = {"step": 1, "data": {"rewards/right/mean": 0.5}}
+        write_lines(Path(run, "metrics.jsonl"), [metrics])
+        write_lines(Path(run, "rollouts/1.jsonl"), TWO_ROWS)
+        Path(run, "config.yaml").write_text(
+            f"actor_rollout_ref: {{model: {{path: '{text}'}}}}\n"
+            f"algorithm: {{adv_estimator: '{text}', gdpo: {{epsilon: '{text}'}}, of: {run}}}\n"
+        )
     assert main(["report", *runs, "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert text in page
-    main(["replay", runs[0], "--out", str(tmp_path / "replay")])
+    main(["replay", runs[0]])
     main(["replay", runs[0], "algorithm.adv_estimator=gdpo"])
     printed = capsys.readouterr()
     assert text in printed.err  # the epsilon is no number
@@ -212,23 +211,22 @@ def test_of_a_run_hydra_reads_only_its_settings(recipe, tmp_path, monkeypatch):
 
 def test_replay_and_compare_run_no_code_of_a_run_without_being_told(tmp_path, capsys, evil):
     module, trace = evil
-    run = tmp_path / "run"
-    rows = [line("q", sample, right=float(sample), depth=1.0) for sample in range(2)]
-    write_lines(run / "rollouts" / "1.jsonl", [row | {"step": 1} for row in rows])
-    write_lines(run / "validation" / "0.jsonl", rows)
-    reward = {
-        "custom_reward_function": {"path": str(module), "name": "compute_score"},
-        "reward_manager": {"name": "gdpo_components", "source": "register", "module": {}},
-    }
-    variant = {"adv_estimator": "gdpo", "gdpo": {"variant": "pkg://evil:compute_score"}}
-    config = {"reward": reward, "algorithm": variant}
-    OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
-    assert main(["replay", str(run)]) == 1
+    run = str(tmp_path / "run")
+    rows = [row | {"depth": 1.0} for row in TWO_ROWS]
+    write_lines(Path(run, "rollouts/1.jsonl"), rows)
+    write_lines(Path(run, "validation/0.jsonl"), rows)
+    Path(run, "config.yaml").write_text(
+        "algorithm: {adv_estimator: gdpo, gdpo: {variant: 'pkg://evil:compute_score'}}\n"
+        "reward:\n"
+        f"  custom_reward_function: {{path: {module}, name: compute_score}}\n"
+        "  reward_manager: {name: gdpo_components, source: register, module: {}}\n"
+    )
+    assert main(["replay", run]) == 1
     assert "algorithm.gdpo.variant=pkg://evil:compute_score" in capsys.readouterr().err
-    assert main(["compare", str(run), str(run)]) == 0
+    assert main(["compare", run, run]) == 0
     assert "depth" in capsys.readouterr().out  # every number: what is declared is not known
     assert not trace.exists()
-    assert main(["compare", str(run), str(run), "--trust"]) == 0
+    assert main(["compare", run, run, "--trust"]) == 0
     assert "depth" not in capsys.readouterr().out
     assert trace.exists()
 
@@ -250,8 +248,7 @@ def test_a_small_table_that_holds_much_is_refused(tmp_path, monkeypatch):
 def test_a_dump_of_any_step_takes_no_memory(tmp_path):
     for step in (1, 2, 3_000_000_000):
         write_lines(tmp_path / f"{step}.jsonl", [line("q", right=1.0) | {"step": step}])
-    (note,) = Source(tmp_path).notes
-    assert note.endswith("steps are missing between 2 and 3000000000")
+    assert Source(tmp_path).notes == []
 
 
 def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):
@@ -275,7 +272,7 @@ def test_a_report_replaces_a_link_and_leaves_its_target(tmp_path):
     write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "data": {"rewards/a/mean": 0.5}}])
     out = tmp_path / "report"
     out.mkdir()
-    names = ("curves.png", "summary.md", "index.html")
+    names = ("summary.md", "index.html")
     for name in names:
         (out / name).symlink_to(precious)
     write_report([tmp_path / "run"], out)

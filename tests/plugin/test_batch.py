@@ -11,8 +11,8 @@ from gdpo_verl import gdpo_advantages
 from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
-from gdpo_verl.plugin.batch import RewardBatch, RewardErrors, RewardRows
-from gdpo_verl.plugin.reward import single_row_batch
+from gdpo_verl.plugin.checks.reward import single_row_batch
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardErrors, RewardRows
 from gdpo_verl.reward_dicts import read_components
 
 NAN = math.nan

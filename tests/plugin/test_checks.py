@@ -6,7 +6,7 @@ import pytest
 from fake_verl import recipe
 
 from gdpo_verl.plugin import contract
-from gdpo_verl.plugin.checks import CHECKS, Moment, Run, check_run
+from gdpo_verl.plugin.checks.checks import CHECKS, Moment, Run, check_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

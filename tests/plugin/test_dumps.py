@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.dumps import Dump, DumpSettings, log_rollout_data
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.dumps import Dump, DumpSettings, log_rollout_data
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3,
 @pytest.fixture(autouse=True)
 def own_context(monkeypatch):
     """Each test begins in a process that has seen no trainer."""
-    from gdpo_verl.plugin import estimator
+    from gdpo_verl.plugin.step import estimator
 
     fresh = contextvars.ContextVar[Any]("trainer", default=None)
     monkeypatch.setattr(estimator, "legacy_trainer", fresh)

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from ray._private import ray_constants, services
 from torch.distributed import TCPStore
 
-from gdpo_verl.plugin import loopback
+from gdpo_verl.upstream import loopback
 
 
 def addresses(port):

@@ -11,8 +11,8 @@ from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.names import METRICS
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.trainer import TrainerHooks
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
+from gdpo_verl.plugin.step.trainer import TrainerHooks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
@@ -37,6 +37,12 @@ def emitted():
     lists = [{component.name: [1.0, value]} for value in (1.0, 0.0, 1.0)]
     rows = RewardRows(by_turn, lists, rows.keys)
     metrics |= TrainerHooks(config, by_turn).metrics(
+        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
+    )
+    by_criterion = GdpoConfig().resolve([Component(component.name, by_criterion=True)])
+    mappings = [{component.name: {"a": value}} for value in (1.0, 0.0, 1.0)]
+    rows = RewardRows(by_criterion, mappings, rows.keys)
+    metrics |= TrainerHooks(config, by_criterion).metrics(
         RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
     )
     return {

@@ -8,7 +8,7 @@ import wrapt
 from processes import in_fresh_process, run
 
 from gdpo_verl.lab import doctor
-from gdpo_verl.plugin import hooks, model
+from gdpo_verl.upstream import hooks
 
 ADVANTAGES = """
 import json, sys
@@ -56,13 +56,13 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
     # Importing verl loads the plug-in and nothing that it defers.
-    inner = ("cpu", "cpu.entry", "plugin", "plugin.entry", "plugin.hooks")
+    inner = ("cpu", "cpu.entry", "plugin", "plugin.entry", "upstream", "upstream.hooks")
     own = [f"gdpo_verl.{name}" for name in inner]
     assert with_plugin.pop("with verl") == ["gdpo_verl", *own]
     assert without.pop("with verl") == []
-    assert with_plugin.pop("gdpo") == "gdpo_verl.plugin.estimator"
+    assert with_plugin.pop("gdpo") == "gdpo_verl.plugin.step.estimator"
     assert without.pop("gdpo") == "verl.trainer.ppo.core_algos"
-    assert with_plugin.pop("manager") == "gdpo_verl.plugin.reward_manager"
+    assert with_plugin.pop("manager") == "gdpo_verl.plugin.step.reward_manager"
     assert without.pop("manager") is None
     assert with_plugin.pop("gdpo_verl imported")
     assert without.pop("gdpo_verl imported") == []
@@ -89,23 +89,12 @@ def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed():
     assert "setup.sh cpu" in doctor._device(nothing, {"version": "0.24.0", "device": ""}).remedy
 
 
-def test_doctor_misses_verl_only_beside_what_training_takes(monkeypatch):
-    here = {"torch": "2.13.0"}
-    monkeypatch.setattr(doctor, "installed_version", here.get)
+def test_doctor_says_what_a_missing_verl_is_for(monkeypatch):
+    monkeypatch.setattr(doctor, "installed_version", {"torch": "2.13.0"}.get)
     (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
     assert not verl.remedy
-    assert "only training needs it" in verl.state
+    assert "only training with verl needs it" in verl.state
     assert "pip install '.[verl]'" in verl.state
-    here["vllm"] = "0.24.0"
-    (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
-    assert "pip install '.[verl]'" in verl.remedy
-
-
-def test_doctor_names_a_peft_that_needs_a_setting(monkeypatch):
-    monkeypatch.setattr(model, "peft_without_fsdp1", lambda: "0.21.2")
-    (peft,) = doctor._peft()
-    assert "strategy=fsdp2" in peft.state
-    assert not peft.remedy
 
 
 def run_doctor(**environment):
@@ -117,7 +106,7 @@ def run_doctor(**environment):
 def test_doctor_is_content_here():
     well = run_doctor()
     assert well.returncode == 0, well.stdout + well.stderr
-    assert "gdpo_verl.plugin.estimator.gdpo" in well.stdout
+    assert "gdpo_verl.plugin.step.estimator.gdpo" in well.stdout
     assert "starts and runs a task" in well.stdout
 
 
@@ -136,8 +125,8 @@ def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_wi
 
 def test_reward_manager_is_registered_when_it_is_imported_before_verl():
     code = (
-        "import json, gdpo_verl.plugin.reward_manager\n"
+        "import json, gdpo_verl.plugin.step.reward_manager\n"
         "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"
         "print('@' + json.dumps(get_reward_manager_cls('gdpo_components').__module__))"
     )
-    assert in_fresh_process(code) == "gdpo_verl.plugin.reward_manager"
+    assert in_fresh_process(code) == "gdpo_verl.plugin.step.reward_manager"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.plugin.reward import raised, score_problem, unloggable
+from gdpo_verl.plugin.checks.reward import raised, score_problem, unloggable
 from gdpo_verl.rewards import math_length
 
 # By name: whether verl trains on it as a score, and validates with it as a value, one and four

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gdpo_verl.recipes.toolbox.policy import TASK
 from omegaconf import OmegaConf
 from processes import run
 
 from gdpo_verl.lab.policy.model import make_model, train_tokenizer
-from gdpo_verl.lab.policy.tasks import TASKS
-from gdpo_verl.plugin import shared_prompts, upstream
+from gdpo_verl.plugin import shared_prompts
 from gdpo_verl.plugin.shared_prompts import check, divide, pack
+from gdpo_verl.upstream.dependencies import source_of
 
 
 def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
@@ -60,7 +61,7 @@ SMALL = ["--groups", "3", "--size", "4", "--prompt", "13", "--response", "5"]
 
 def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(tmp_path):
     torch.manual_seed(0)
-    tokenizer = train_tokenizer(TASKS["toolbox"], 0, vocabulary=300)
+    tokenizer = train_tokenizer(TASK, 0, vocabulary=300)
     for part in (tokenizer, make_model(tokenizer)):
         part.save_pretrained(tmp_path)
     command = [sys.executable, COMPARISON, tmp_path, "--device", "cpu", "--dtype", "float32"]
@@ -78,7 +79,7 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(t
 
 def test_upstreams_engine_does_not_read_the_key_yet():
     # Once it does, this departure goes.
-    workers = upstream.source_of("verl") / "workers"
+    workers = source_of("verl") / "workers"
     files = [workers / "engine_workers.py", *(workers / "engine").rglob("*.py")]
     readers = [file for file in files if "prefix_grouper" in file.read_text()]
 

@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 from processes import in_fresh_process
 
 from gdpo_verl.lab.cli import main
-from gdpo_verl.plugin import model as our_model
-from gdpo_verl.plugin.model import check_lora, check_model, peft_without_fsdp1
+from gdpo_verl.upstream import model as our_model
+from gdpo_verl.upstream.model import check_lora, check_model, peft_without_fsdp1
 
 KEY = "actor_rollout_ref.model.path"
 

@@ -15,10 +15,10 @@ from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import batch_metrics, parse_error_metrics
-from gdpo_verl.plugin import estimator, replay_buffer
-from gdpo_verl.plugin.batch import RewardRows
-from gdpo_verl.plugin.estimator import AdvantageStep
-from gdpo_verl.plugin.trainer import TrainerHooks
+from gdpo_verl.plugin.step import estimator, replay_buffer
+from gdpo_verl.plugin.step.batch import RewardRows
+from gdpo_verl.plugin.step.estimator import AdvantageStep
+from gdpo_verl.plugin.step.trainer import TrainerHooks
 
 NAN = math.nan
 GARBAGE = {"format": "none", "correctness": math.inf, "parse_error": 9}

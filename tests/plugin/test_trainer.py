@@ -11,15 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_verl import recipe
+from gdpo_verl.recipes.toolbox.policy import TASK
 from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.policy.model import train_tokenizer
-from gdpo_verl.lab.policy.tasks import TASKS
-from gdpo_verl.plugin import estimator, liveness, queue, replay_buffer
-from gdpo_verl.plugin import trainer as trainer_module
-from gdpo_verl.plugin.batch import RewardErrors
+from gdpo_verl.plugin.step import estimator, queue, replay_buffer
+from gdpo_verl.plugin.step import trainer as trainer_module
+from gdpo_verl.plugin.step.batch import RewardErrors
+from gdpo_verl.plugin.watch import liveness
 
 ROW = {
     "raw_prompt": [{"role": "user", "content": "call"}],
@@ -44,7 +45,7 @@ class Buffer:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(TASKS["toolbox"], 0, vocabulary=300)
+    return train_tokenizer(TASK, 0, vocabulary=300)
 
 
 @pytest.fixture

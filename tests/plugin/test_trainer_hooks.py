@@ -14,8 +14,8 @@ from gdpo_verl import gdpo_advantages, grpo_advantages
 from gdpo_verl.advantage import EstimatorSettings
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
-from gdpo_verl.plugin import estimator
-from gdpo_verl.plugin import queue as plugin_queue
+from gdpo_verl.plugin.step import estimator
+from gdpo_verl.plugin.step import queue as plugin_queue
 
 pytestmark = pytest.mark.real
 

@@ -8,8 +8,8 @@ import ray
 from fake_verl import emptied as emptied
 from fake_verl import info, put, recipe, trainer_of
 
-from gdpo_verl.plugin import replay_buffer
-from gdpo_verl.plugin.replay_buffer import SessionFailures, filter_by_components
+from gdpo_verl.plugin.step import replay_buffer
+from gdpo_verl.plugin.step.replay_buffer import SessionFailures, filter_by_components
 
 pytestmark = pytest.mark.real
 

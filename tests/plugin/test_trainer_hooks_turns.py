@@ -12,8 +12,8 @@ from test_trainer_hooks import rejecting
 from gdpo_verl import advantages_of
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import declares
-from gdpo_verl.plugin.queue import response_masks
-from gdpo_verl.reward_dicts import with_sums
+from gdpo_verl.plugin.step.queue import response_masks
+from gdpo_verl.reward_dicts import with_numbers
 
 pytestmark = pytest.mark.real
 
@@ -54,7 +54,7 @@ def rows_of(rows=ROWS):
     objective = GdpoConfig().resolve(reward.components)
     written = []
     for key, mask, own in rows:
-        complete = with_sums(own, objective)
+        complete = with_numbers(own, objective)
         total = sum(complete[name] or 0.0 for name in ("format", "correctness"))
         written.append((key, mask, {"score": total, **complete}))
     return written
@@ -135,7 +135,7 @@ def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queu
 
 
 def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue):
-    from gdpo_verl.plugin.replay_buffer import _silent_groups
+    from gdpo_verl.plugin.step.replay_buffer import _silent_groups
 
     rows = [
         ("c_0_0", [1, 0, 1], info([1, 0], 1.0)),

@@ -15,9 +15,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from gdpo_verl.plugin import batches, validation
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.trainer import hooks_of
+from gdpo_verl.plugin.checks import batches, validation
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.step.trainer import hooks_of
 
 REWARDS = """
 from gdpo_verl.rewards import Component, declares

@@ -20,7 +20,7 @@ from gdpo_verl.rewards import tool_call
 def test_actor_that_is_killed_is_named_and_one_that_verl_ends_is_not(monkeypatch):
     import ray
 
-    from gdpo_verl.plugin import liveness
+    from gdpo_verl.plugin.watch import liveness
 
     @ray.remote(num_cpus=0)
     class RewardLoopWorker:

@@ -43,13 +43,13 @@ OURS = {
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A policy's tokenizer and configuration, rows, and two reward files of a user's."""
+    from gdpo_verl.recipes.toolbox.policy import TASK
     from transformers import Qwen2Config
 
     from gdpo_verl.lab.policy.model import train_tokenizer
-    from gdpo_verl.lab.policy.tasks import TASKS
 
     directory = tmp_path_factory.mktemp("unnoticed")
-    train_tokenizer(TASKS["toolbox"], 0, vocabulary=300).save_pretrained(directory / "policy")
+    train_tokenizer(TASK, 0, vocabulary=300).save_pretrained(directory / "policy")
     Qwen2Config(architectures=["Qwen2ForCausalLM"]).save_pretrained(directory / "policy")
     (directory / "reward.py").write_text(REWARD)
     (directory / "exits.py").write_text(EXITS)
@@ -100,7 +100,7 @@ def differing(sides, choose):
 
 def test_both_sides_really_take_the_step(sides):
     without, with_plugin = sides["none"], sides["auto"]
-    assert "gdpo_verl.plugin.hooks" in with_plugin["modules: imported"]
+    assert "gdpo_verl.upstream.hooks" in with_plugin["modules: imported"]
     loaded = {name.split(".")[0] for name in without["modules: in the end"]}
     assert not loaded & {"gdpo_verl", "wrapt"}
     for side in sides.values():

@@ -10,13 +10,14 @@ from collections import Counter
 import pytest
 from gdpo_verl.recipes.gsm8k import reasoning_gym
 from gdpo_verl.recipes.gsm8k import rows as gsm8k
-from gdpo_verl.recipes.tool_call import bfcl
+from gdpo_verl.recipes.tool_call import bfcl, prompt
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.toolbox import rows as toolbox
 from prepared import write, written
 from test_prepare import problem
 
-from gdpo_verl.lab.tasks import catalog, generated, prompt
+from gdpo_verl.lab import catalog
+from gdpo_verl.lab.tasks import generated
 from gdpo_verl.lab.tasks import rows as dataset_rows
 from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
@@ -112,8 +113,8 @@ def test_without_its_package_a_task_names_the_command_that_installs_it(
 def test_importing_the_data_package_imports_neither_torch_nor_verl():
     code = (
         "import sys\n"
-        "from gdpo_verl.lab.tasks.catalog import data_sets\n"
-        "for data_set in data_sets().values(): __import__(data_set.module)\n"
+        "from gdpo_verl.lab.catalog import DATA_SETS\n"
+        "for data_set in DATA_SETS.values(): data_set.module()\n"
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", code]
@@ -141,8 +142,6 @@ def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers
 
 
 def test_more_rows_than_there_are_questions_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="'train' has no rows"):
-        write_dataset(tmp_path, {"train": []}, {})
     tea = Example("Tea?", [], "")
     split = generated.split_of_question("Tea?")
     with pytest.raises(ValueError, match=f"x: no new {split} question after 1"):

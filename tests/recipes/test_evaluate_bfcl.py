@@ -14,12 +14,11 @@ pytest.importorskip("bfcl_eval", reason="needs bfcl-eval and what its scoring im
 pytest.importorskip("tree_sitter", reason="needs bfcl-eval and what its scoring imports")
 
 from gdpo_verl.recipes.tool_call import bfcl as bfcl_data
-from gdpo_verl.recipes.tool_call import bfcl_turns, bfcl_v3
+from gdpo_verl.recipes.tool_call import bfcl_turns, bfcl_v3, prompt
 from gdpo_verl.recipes.tool_call.bfcl_v3 import MULTI_TURN, SINGLE_TURN
 from processes import run_cli
 
 from gdpo_verl.lab.evaluate import answers, result
-from gdpo_verl.lab.tasks import prompt
 from gdpo_verl.lab.tasks.build import sift
 from gdpo_verl.lab.tasks.rows import make_row, write_dataset
 from gdpo_verl.rewards import bfcl as reward

@@ -5,8 +5,8 @@ from gdpo_verl.recipes.math_length.benchmarks import SETS
 from gdpo_verl.recipes.math_length.rows import REQUEST
 from prepared import rejected, truths, write, written
 
+from gdpo_verl.lab import catalog
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.tasks import catalog
 from gdpo_verl.rewards import math_length
 
 

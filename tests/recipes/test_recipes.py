@@ -14,10 +14,9 @@ from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from gdpo_verl.cpu.patches import name_vllm
-from gdpo_verl.lab import dry_run
+from gdpo_verl.lab import catalog, dry_run
 from gdpo_verl.lab.cli import main
-from gdpo_verl.lab.tasks import catalog
-from gdpo_verl.plugin.dumps import DumpSettings
+from gdpo_verl.plugin.step.dumps import DumpSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = sorted(
@@ -195,6 +194,6 @@ def test_a_readme_says_the_cost_prepares_what_its_recipe_reads_and_trains_both_a
     # Where it is written, with the prompts that fit.
     assert data["train_files"] == f"data/{prepared}/train.parquet"
     assert data["val_files"] == f"data/{prepared}/validation.parquet"
-    assert catalog.data_sets()[prepared].max_prompt_length == data["max_prompt_length"]
+    assert catalog.DATA_SETS[prepared].max_prompt_length == data["max_prompt_length"]
     for arm in ("gdpo", "grpo"):
         assert any(line.startswith(f"scripts/train.sh {task}/{arm}") for line in lines)

@@ -10,13 +10,12 @@ import pytest
 from fake_verl import compose
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.tool_turns import tools as turn_tools
+from gdpo_verl.recipes.tool_turns.policy import TASK, next_turn
 from gdpo_verl.recipes.tool_turns.tools import TOOLS, guarded
 from processes import run_cli
 from trainings import RECIPES
 
 from gdpo_verl.lab.policy import train_tokenizer
-from gdpo_verl.lab.policy.demonstrations import next_turn
-from gdpo_verl.lab.policy.tasks import TASKS
 from gdpo_verl.lab.run.launch import composed
 from gdpo_verl.lab.tasks.generated import examples
 from gdpo_verl.rewards import parse_error
@@ -182,8 +181,7 @@ class Script:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    task = TASKS["tool-turns"]
-    return train_tokenizer(task, 0, vocabulary=task.settings.vocabulary)
+    return train_tokenizer(TASK, 0, vocabulary=TASK.settings.vocabulary)
 
 
 def session(tokenizer, *turns, tools=TOOLS_FILE):

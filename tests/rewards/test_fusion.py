@@ -11,7 +11,7 @@ from servers import Handler, serving
 from test_sandbox import HOLDS, SCRIPT, SCRIPTS, verdict
 from verdicts import SETTINGS, cases_of
 
-from gdpo_verl.plugin.reward_function import in_configuration
+from gdpo_verl.plugin.checks.reward_function import in_configuration
 from gdpo_verl.rewards.code import ParseError, compute_score
 from gdpo_verl.sandbox import Limits, Sandbox, SandboxError, Status, best_protection, child
 from gdpo_verl.sandbox.fusion import check_service

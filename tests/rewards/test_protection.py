@@ -13,7 +13,7 @@ from test_sandbox import nothing_protects as nothing_protects
 from test_sandbox import sandbox as sandbox
 
 from gdpo_verl.lab import doctor
-from gdpo_verl.plugin.reward_function import in_configuration
+from gdpo_verl.plugin.checks.reward_function import in_configuration
 from gdpo_verl.sandbox import (
     Protection,
     Sandbox,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_sandbox import HOLDS
 from verdicts import cases_of
 
-from gdpo_verl.plugin.reward_function import in_configuration
+from gdpo_verl.plugin.checks.reward_function import in_configuration
 from gdpo_verl.rewards import declared_components, parse_error
 from gdpo_verl.rewards.parse_error import ParseError
 

@@ -24,7 +24,7 @@ from gdpo_verl.lab.check_reward.answers import (
     made_up,
     of_several_turns,
 )
-from gdpo_verl.lab.check_reward.checks import PROBLEM, STEP_SECONDS, ScoredAnswer, complaints
+from gdpo_verl.lab.check_reward.checks import PROBLEM, ScoredAnswer, complaints
 from gdpo_verl.lab.check_reward.report import measure
 from gdpo_verl.lab.check_reward.sampling import sample
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer, model_path
@@ -32,9 +32,9 @@ from gdpo_verl.lab.check_reward.worker import score_twice
 from gdpo_verl.lab.run import composition
 from gdpo_verl.lab.run.composition import listed
 from gdpo_verl.lab.run.preflight import check_data_files
-from gdpo_verl.plugin import reward
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.reward_function import JUDGE, MANAGER_NAME
+from gdpo_verl.plugin.checks import reward
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME
 from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64
@@ -75,7 +75,6 @@ def check(
     samples: int | None = None,
     rows: int | None = None,
     timeout: float = TIMEOUT,
-    step_seconds: float = STEP_SECONDS,
 ) -> dict[str, Any]:
     """Score responses with the configured reward, and return the report of `report.measure`.
 
@@ -87,19 +86,13 @@ def check(
       rows: how many rows, spread evenly over data.train_files (default 64); with a file of
         responses how many of the prompts in it (default all).
       timeout: seconds that the reward of one response may take.
-      step_seconds: how long a training step takes, of which one response may take a share.
 
     Raises:
       ValueError: the configuration, the data, the responses or the reward cannot be read; names
         the key in full.
     """
     _check_settings(config)
-    options = {
-        "--rows": rows,
-        "--samples": samples,
-        "--timeout": timeout,
-        "--step-seconds": step_seconds,
-    }
+    options = {"--rows": rows, "--samples": samples, "--timeout": timeout}
     for name, number in options.items():
         if number is not None and not number > 0:
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
@@ -132,7 +125,7 @@ def check(
         further = [*made_up(others, inside_thought=bool(opening)), of_several_turns(columns)]
         # These are the last: if one of them hangs, all responses to training rows are scored.
         scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
-    report = measure(config, chosen, scored, step_seconds)
+    report = measure(config, chosen, scored)
     tried = [*map(ScoredAnswer, further, scored.results[len(chosen) :])]
     findings = complaints(tried, scored.declared)
     report["problems"] += [text for kind, text in findings if kind == PROBLEM]

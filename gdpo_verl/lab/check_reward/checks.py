@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gdpo_verl.advantage.conditions import each_condition
 from gdpo_verl.config.components import Component
 from gdpo_verl.config.settings import penalty_with_condition
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
 from gdpo_verl.lab.check_reward.worker import RewardResult
-from gdpo_verl.lab.text import seconds_text
-from gdpo_verl.plugin.batch import RewardBatch
-from gdpo_verl.plugin.reward import SCORE_TOLERANCE, score_problem
-from gdpo_verl.plugin.reward_function import MANAGER_NAME
+from gdpo_verl.lab.text import duration
+from gdpo_verl.plugin.checks.reward import SCORE_TOLERANCE, score_problem
+from gdpo_verl.plugin.checks.reward_function import MANAGER_NAME
+from gdpo_verl.plugin.step.batch import RewardBatch
 from gdpo_verl.reward_dicts import TURNS_OF_ANSWER, is_list, listed_turns, unnested
 from gdpo_verl.rewards.parse_error import ParseError
 
-STEP_SECONDS = 60.0
-SHARE_OF_STEP = 0.05
-"""The largest share of a step that one response may take."""
+SLOW_SECONDS = 3.0
+"""The scoring of one response should not take longer."""
 
 PROBLEM = "problems"
 NOTE = "notes"
 Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
+# Criteria that a note names.
+_NAMED = 5
 _REAL_ANSWERS = (
     "If no made-up response has the layout that the reward asks for, give real ones with "
     "`gdpo-verl check-reward --answers`, or sample them with its option --model"
@@ -73,54 +75,28 @@ class ScoredAnswer:
 def complaints(
     tried: Sequence[ScoredAnswer],
     declared: Sequence[Component] = (),
-    step_seconds: float = math.inf,
 ) -> Iterator[Finding]:
     """Find faults of single responses: of each the first one, and how many more there are.
 
     Args:
       declared: the components that the reward declares.
-      step_seconds: how long a training step takes.
     """
     finished = [response for response in tried if not response.result.error]
     # A bare number has no components to complain of.
     dicts = [response for response in finished if not response.no_dict]
     keys = sorted(dicts[0].result.info) if dicts else []
-    reshaped = [response for response in dicts if sorted(response.result.info) != keys]
-    slow = [response for response in finished if response.seconds > SHARE_OF_STEP * step_seconds]
-    altered = [response for response in finished if response.result.not_round_tripped]
-    unread: dict[Any, ScoredAnswer] = {}  # one for each row, which is at fault
-    for response in dicts:
-        if response.result.info.get("parse_error") == ParseError.GROUND_TRUTH:
-            unread.setdefault(response.answer.row, response)
-    unreadable = (
-        f"parse_error {ParseError.GROUND_TRUTH:d}: the reward cannot read the row's ground truth "
-        "and gives every response the minimum. Correct it, or leave the row out of the data"
-    )
-    other_keys = (
-        f" are not those of the first response, {keys}. Where verl makes columns of the keys, it "
-        "takes those of the first response"
-    )
-    another_text = "the tokenizer gives back another text, which is what the reward saw"
-    table: list[tuple[str, Iterable[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
+    table: list[tuple[str, Sequence[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
         (PROBLEM, tried, lambda response: response.result.error and f"it {response.result.error}"),
         (PROBLEM, finished, lambda response: response.no_dict),
         (PROBLEM, dicts, lambda response: score_problem(response.result.score)),
-        (PROBLEM, unread.values(), lambda _: unreadable),
+        (PROBLEM, dicts, _unreadable_truth),
         (PROBLEM, dicts, lambda response: _out_of_range(response, declared)),
         (PROBLEM, dicts, lambda response: _not_a_number_a_turn(response, declared)),
         (PROBLEM, dicts, not_the_sum),
         (PROBLEM, finished, _not_repeated),
-        (
-            PROBLEM,
-            slow,
-            lambda response: (
-                f"it took {seconds_text(response.seconds)}, more than {SHARE_OF_STEP:.0%} of a "
-                f"step of {seconds_text(step_seconds)}, whose rewards wait for the slowest "
-                "response. Make it faster, or say with --step-seconds how long your steps are"
-            ),
-        ),
-        (NOTE, altered, lambda _: another_text),
-        (NOTE, reshaped, lambda response: f"the keys {sorted(response.result.info)}{other_keys}"),
+        (NOTE, finished, _slow),
+        (NOTE, finished, _altered),
+        (NOTE, dicts, lambda response: _other_keys(response, keys)),
     ]
     for kind, answers, complaint in table:
         sentences = []
@@ -129,6 +105,37 @@ def complaints(
             if text:
                 sentences.append(f"row {response.answer.name}: {text}")
         yield from first_and_count(kind, sentences)
+
+
+def _unreadable_truth(response: ScoredAnswer) -> str:
+    if response.result.info.get("parse_error") != ParseError.GROUND_TRUTH:
+        return ""
+    return (
+        f"parse_error {ParseError.GROUND_TRUTH:d}: the reward cannot read the row's ground truth "
+        "and gives every response the minimum. Correct it, or leave the row out of the data"
+    )
+
+
+def _slow(response: ScoredAnswer) -> str:
+    if response.seconds <= SLOW_SECONDS:
+        return ""
+    return f"it took {duration(response.seconds)}. In a run each step waits for the slowest reward"
+
+
+def _altered(response: ScoredAnswer) -> str:
+    if not response.result.not_round_tripped:
+        return ""
+    return "the tokenizer gives back another text, which is what the reward saw"
+
+
+def _other_keys(response: ScoredAnswer, keys: Sequence[str]) -> str:
+    own = sorted(response.result.info)
+    if own == keys:
+        return ""
+    return (
+        f"the keys {own} are not those of the first response, {keys}. Where verl makes columns of "
+        "the keys, it takes those of the first response"
+    )
 
 
 def first_and_count(kind: str, sentences: Sequence[str]) -> Iterator[Finding]:
@@ -219,57 +226,46 @@ def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterat
     if not several or batch.decomposition.spread.varies.any():
         return
     text = f"every component is constant in each of {several} groups"
-    if truth_may_not_be_an_answer(readable):
+    if _truth_may_not_be_an_answer(readable):
         yield NOTE, f"{text}. {_REAL_ANSWERS}"
         return
     text += ": every advantage would be 0 and nothing would be learned"
     yield PROBLEM, f"{text}. {_REAL_ANSWERS}" if readable[0].answer.made_up else text
 
 
-def truth_not_preferred(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
-    """Complain of rewards that do not prefer the ground truth to wrong responses.
+def truth_not_preferred(readable: Sequence[ScoredAnswer]) -> Iterator[Finding]:
+    """Note a reward that does not prefer the ground truth; it is a problem if it is inverted.
 
-    In one of its layouts, bare, phrased or boxed, the ground truth must score more than every wrong
-    response in at least half of the rows. It is a note where the truth is known not to be an
-    answer, and where one component alone orders the responses and another stays at its lowest.
+    In one of its layouts, bare, phrased or boxed, the ground truth should score more than every
+    wrong response in at least half of the rows. The reward is inverted if in a layout another row's
+    ground truth scores more in every row.
     """
     if len({response.score for response in readable}) < 2:
         return
-    margins: dict[str, list[float]] = {}
-    for layout, wrong in WRONG.items():
-        margins_of_layout = _margins(readable, layout, [wrong, RANDOM, EMPTY])
-        if margins_of_layout:
-            margins[layout] = margins_of_layout
-    if not margins:
-        return
-    if any(_mostly_above_zero(numbers) for numbers in margins.values()):
-        return
-    # The fault is clearest in the worst layout.
-    layout = min(margins, key=lambda layout: sum(margins[layout]))
-    rows = len(margins[layout])
-    worse = sum(margin < 0 for margin in margins[layout])
-    text = (
-        f"the ground truth ({layout}) scores less than a wrong response in {worse} of {rows} rows, "
-        "and in no layout more than every wrong response in half of them"
-    )
-    # A length knows no truth from another; what puts another truth first in every row does.
+    known = False
     inverted = False
-    for name, wrong in WRONG.items():
-        margins_to_another = _margins(readable, name, [wrong])
-        if margins_to_another and max(margins_to_another) < 0:
-            inverted = True
-    if truth_may_not_be_an_answer(readable) or (not inverted and _one_orders(batch)):
-        yield NOTE, f"{text}. {_REAL_ANSWERS}"
-    else:
-        fault = "is inverted" if inverted or 2 * worse > rows else "does not order responses"
-        yield PROBLEM, f"{text}: the reward {fault}. {_REAL_ANSWERS}"
+    for layout, wrong in WRONG.items():
+        margins = _margins(readable, layout, [wrong, RANDOM, EMPTY])
+        if _mostly_above_zero(margins):
+            return
+        known = known or bool(margins)
+        to_another = _margins(readable, layout, [wrong])
+        inverted = inverted or max(to_another, default=0.0) < 0
+    text = (
+        "in no layout does the ground truth score more than every wrong response in half of the "
+        f"rows. {_REAL_ANSWERS}"
+    )
+    if inverted:
+        yield PROBLEM, f"the reward is inverted: another row's ground truth scores more; {text}"
+    elif known:
+        yield NOTE, text
 
 
 def _mostly_above_zero(margins: Sequence[float]) -> bool:
-    return 2 * sum(margin > 0 for margin in margins) >= len(margins)
+    return bool(margins) and 2 * sum(margin > 0 for margin in margins) >= len(margins)
 
 
-def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
+def _truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
     """Return whether made-up responses are known not to have the layout that the reward asks for.
 
     The reward's `parse_error` says that it reads no ground truth, or most of them look like JSON
@@ -282,19 +278,6 @@ def truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
     objects = sum(truth.lstrip().startswith("{") for truth in bare)
     # A reward without a parse_error (None) does not say what it reads.
     return all(response.parse_error for response in truths) or 2 * objects > len(bare)
-
-
-def _one_orders(batch: RewardBatch) -> bool:
-    """Return whether one component alone varies, and another stays at its lowest."""
-    objective = batch.rows.objective
-    low = {key: limits[0] for key, limits in objective.ranges.items()}
-    # One that some responses lack varies, and is not at its lowest for every response.
-    rewards = batch.decomposition.rewards.nan_to_num(math.inf)
-    columns = dict(zip(objective.keys, rewards.T, strict=True))
-    varying = [key for key, column in columns.items() if column.min() < column.max()]
-    return len(varying) == 1 and any(
-        column.max() <= low.get(key, 0.0) for key, column in columns.items()
-    )
 
 
 def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]) -> list[float]:
@@ -310,13 +293,33 @@ def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]
     return margins
 
 
+def criteria_that_teach_nothing(batch: RewardBatch) -> Iterator[Finding]:
+    """Note the criteria of rubrics that every response meets, and those that none meets."""
+    for key, graded in batch.graded.items():
+        values: dict[str, list[float]] = defaultdict(list)
+        for own in graded:
+            for name, (value, _) in (own or {}).items():
+                if not math.isnan(value):
+                    values[name].append(value)
+        several = {name: own for name, own in values.items() if len(own) > 1}
+        always = [name for name, own in several.items() if min(own) > 0]
+        never = [name for name, own in several.items() if max(own) <= 0]
+        for names, said in ((always, "every"), (never, "no")):
+            if names:
+                yield (
+                    NOTE,
+                    f"{key!r}: {said} response meets {len(names)} of {len(values)} criteria, which "
+                    f"would teach nothing: {', '.join(names[:_NAMED])}. {_REAL_ANSWERS}",
+                )
+
+
 def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
 
     It is a note where the reward can be above 0.
     """
     objective = batch.rows.objective
-    for name, condition in objective.config.conditions.items():
+    for name, condition in each_condition(objective.config.conditions):
         key = f"algorithm.gdpo.conditions.{name}"
         observed = batch.raw[:, objective.keys.index(name)].nan_to_num(0.0)
         # Made-up responses seldom reach both ends of a range; a declaration tells them.

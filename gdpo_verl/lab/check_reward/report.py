@@ -15,17 +15,17 @@ from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import component_metrics
 from gdpo_verl.lab.check_reward import checks
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
-from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, SHARE_OF_STEP, Finding, ScoredAnswer
+from gdpo_verl.lab.check_reward.checks import NOTE, PROBLEM, Finding, ScoredAnswer
 from gdpo_verl.lab.check_reward.teaching import capacity_lines, teaching
 from gdpo_verl.lab.check_reward.worker import Scored
 from gdpo_verl.lab.replay.forecast import forecast_lines
-from gdpo_verl.lab.text import columns, seconds_text
+from gdpo_verl.lab.text import columns, duration
 from gdpo_verl.names import CONSTANT_GROUPS, MAX, MEAN, MIN, UNSCORED
-from gdpo_verl.plugin.batch import RewardBatch, RewardRows, judged
-from gdpo_verl.plugin.checks import Moment, Run, check_run
-from gdpo_verl.plugin.reward import not_a_dict
-from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
+from gdpo_verl.plugin.checks.reward import not_a_dict
+from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows, judged
 from gdpo_verl.reward_dicts import RewardErrors, read_components, unnested
+from gdpo_verl.upstream.row_key import RowKey
 
 NOTHING = "–"
 
@@ -34,7 +34,6 @@ def measure(
     config: Any,
     answers: Sequence[CheckedAnswer],
     scored: Scored,
-    step_seconds: float = checks.STEP_SECONDS,
 ) -> dict[str, Any]:
     """Summarise the results of the reward, and say what is wrong.
 
@@ -46,10 +45,9 @@ def measure(
       What `--json` writes: `problems` would stop a run or distort what it learns, `notes` are
       worth reading. Of each of the `components` `low`, `mean` and `high` are in reward units, None
       where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
-      responses, and `CONSTANT_GROUPS`, of groups with several responses, None without them. Of
-      each of the `kinds` of responses `unread` counts a `parse_error` other than 0, None when the
-      reward returns none. `teaching` is that of `teaching.teaching`, empty for made-up responses,
-      from which no policy learns.
+      responses, and `CONSTANT_GROUPS`, of groups with several responses, None without them.
+      `teaching` is that of `teaching.teaching`, empty for made-up responses, from which no policy
+      learns.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
     tried = [
@@ -63,17 +61,12 @@ def measure(
     taught: dict[str, Any] = {}
     if dicts or not finished:  # bare numbers alone have their own complaint
         components, taught = _look_at_components(config, settings, scored, finished, findings)
-    findings += checks.complaints(tried, scored.declared, step_seconds)
+    findings += checks.complaints(tried, scored.declared)
     findings += _constant(components)
     left = len(answers) - len(tried)
-    if scored.interrupted:
-        twice = len(tried) - len(scored.again)
-        text = f"{left} responses were not scored, and {twice} others were not scored a second time"
-        findings.append((PROBLEM, f"Ctrl-C ended the check: {text}"))
-    elif left:
+    if left:
         text = f"{left} responses were not scored: one that hangs or crashes is the last"
         findings.append((NOTE, text))
-    sums = [checks.not_the_sum(response) for response in dicts if response.weighted_sum is not None]
     codes = Counter(response.parse_error for response in dicts if response.parse_error is not None)
     seconds = [response.seconds for response in finished] or [0.0]
     times = np.percentile(seconds, [50, 99, 100]).tolist()
@@ -83,11 +76,8 @@ def measure(
         "components": components,
         "teaching": taught,
         "kinds": _kinds(dicts),
-        "score_is_the_weighted_sum": {"answers": len(sums), "agree": sums.count("")},
         "parse_errors": dict(sorted(codes.items())),
         "seconds": dict(zip(("median", "p99", "max"), times, strict=True)) if finished else None,
-        "first_call_seconds": tried[0].result.seconds if tried else None,
-        "step_seconds": step_seconds,
         "sandboxes": sorted({name for response in tried for name in response.result.sandboxes}),
         "answers": [_of_answer(response) for response in tried],
     }
@@ -126,8 +116,9 @@ def _look_at_components(
         if batch is not None:
             readable = [response for response in dicts if response.weighted_sum is not None]
             findings += checks.no_variation(readable, batch)
-            findings += checks.truth_not_preferred(readable, batch)
+            findings += checks.truth_not_preferred(readable)
             findings += checks.failing_pays(batch)
+            findings += checks.criteria_that_teach_nothing(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)
@@ -207,26 +198,20 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
 
 
 def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
-    diagnosed = any(response.parse_error is not None for response in dicts)
-    kinds: dict[str, list[tuple[float, int | None]]] = {}
+    scores: dict[str, list[float]] = {}
     for response in dicts:
         if response.score is not None:
-            members = kinds.setdefault(response.answer.kind, [])
-            members.append((response.score, response.parse_error))
-    summaries = []
-    for kind, members in kinds.items():
-        scores = [score for score, _ in members]
-        summaries.append(
-            {
-                "kind": kind,
-                "count": len(scores),
-                "low": min(scores),
-                "mean": fmean(scores),
-                "high": max(scores),
-                "unread": sum(bool(code) for _, code in members) if diagnosed else None,
-            }
-        )
-    return summaries
+            scores.setdefault(response.answer.kind, []).append(response.score)
+    return [
+        {
+            "kind": kind,
+            "count": len(own),
+            "low": min(own),
+            "mean": fmean(own),
+            "high": max(own),
+        }
+        for kind, own in scores.items()
+    ]
 
 
 def _constant(components: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -282,36 +267,22 @@ def _component_table(components: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _kind_table(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [("response", "count", "score: lowest", "mean", "highest", "parse errors")]
+    rows = [("response", "count", "score: lowest", "mean", "highest")]
     for kind in kinds:
         low, mean, high = (f"{kind[key]:.3f}" for key in ("low", "mean", "high"))
-        unread = NOTHING if kind["unread"] is None else str(kind["unread"])
-        rows.append((kind["kind"], str(kind["count"]), low, mean, high, unread))
+        rows.append((kind["kind"], str(kind["count"]), low, mean, high))
     return columns(rows) if kinds else []
 
 
 def _facts(report: Mapping[str, Any]) -> Iterator[str]:
-    components = report["components"]
-    if components:
-        terms = " + ".join(
-            f"{component['weight']:g}·{component['name']}" for component in components
-        )
-        sums = report["score_is_the_weighted_sum"]
-        yield f"score = {terms} in {sums['agree']} of {sums['answers']} responses"
     codes = report["parse_errors"]
     if codes:
         counts = ", ".join(f"{code}: {count}" for code, count in codes.items())
         yield f"parse_error codes and their responses: {counts}"
     times = report["seconds"]
     if times:
-        median, p99, longest = map(seconds_text, times.values())
-        step = report["step_seconds"]
-        yield (
-            f"time for one response: median {median}, p99 {p99}, longest {longest}; first call "
-            f"{seconds_text(report['first_call_seconds'])}; at most "
-            f"{seconds_text(SHARE_OF_STEP * step)}, {SHARE_OF_STEP:.0%} of a step of "
-            f"{seconds_text(step)}"
-        )
+        median, p99, longest = map(duration, times.values())
+        yield f"time for one response: median {median}, p99 {p99}, longest {longest}"
     if report["sandboxes"]:
         yield f"programs ran in: {', '.join(report['sandboxes'])}"
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.generation import generate
-from gdpo_verl.plugin.reward import prompt_text
+from gdpo_verl.plugin.checks.reward import prompt_text
 
 PROMPTS_AT_ONCE = 8
 

@@ -15,7 +15,7 @@ from gdpo_verl.lab.replay.forecast import Forecast, groups_of_size
 from gdpo_verl.lab.replay.output import verdict_lines
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting
 from gdpo_verl.lab.text import columns
-from gdpo_verl.plugin.batch import RewardBatch
+from gdpo_verl.plugin.step.batch import RewardBatch
 
 
 def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
@@ -44,7 +44,6 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
             batch.group_ids,
             objective.keys,
             size=size,
-            prompts_a_step=prompts_a_step,
         ),
         "forecast": forecast_at_size(batch, size).for_step(prompts_a_step),
     }
@@ -58,7 +57,12 @@ def forecast_at_size(batch: RewardBatch, size: int) -> Forecast:
     if new_groups:
         raw = batch.raw[list(new_groups)]
         tokens = torch.ones(len(raw))
-        decomposition = objective.decompose(raw, list(new_groups.values()), tokens, 0)
+        graded: dict[str, list[Any]] = {}
+        for key, column in batch.graded.items():
+            graded[key] = [column[row] for row in new_groups]
+        names = [str(row) for row in new_groups]
+        groups = list(new_groups.values())
+        decomposition = objective.decompose(raw, groups, tokens, 0, graded, names)
         forecast.add(objective.keys, decomposition)
     return forecast
 
@@ -89,4 +93,3 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
             f"capacity at actor_rollout_ref.rollout.n={measured['size']}: "
             f"{measured['teaches']:.1f} of {measured['rewards']} rewards"
         )
-    yield from measured["rare"]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import IO, Any
 
 import torch
 from tqdm import tqdm
@@ -27,19 +27,20 @@ from tqdm import tqdm
 from gdpo_verl.config.components import Component
 from gdpo_verl.lab.check_reward.answers import CheckedAnswer
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer
-from gdpo_verl.plugin.reward import (
+from gdpo_verl.plugin.checks.reward import (
     prompt_text,
     raised,
     score_row,
     single_row_batch,
 )
-from gdpo_verl.plugin.reward_function import LIBRARIES, declared_reward, unnamed_arguments
+from gdpo_verl.plugin.checks.reward_function import LIBRARIES, declared_reward, unnamed_arguments
 from gdpo_verl.sandbox import protection
 
 # Seconds for the imports of a user's module.
 LOAD_SECONDS = 300.0
 # A reward that takes longer than this for all responses shows its progress.
 PROGRESS_SECONDS = 10.0
+POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -69,16 +70,14 @@ class Scored:
     """The results of the first answers, and what the configured reward declares.
 
     Attributes:
-      again: the results of the responses when they were scored once more, by their place.
       unnamed: complaints of `reward_kwargs` that the function does not name.
-      interrupted: the user ended the scoring with Ctrl-C.
+      again: the results of the responses when they were scored once more, by their place.
     """
 
     declared: tuple[Component, ...]
     unnamed: Sequence[str]
     results: Sequence[RewardResult]
     again: Mapping[int, RewardResult] = field(default_factory=dict)
-    interrupted: bool = False
 
 
 def score_twice(
@@ -89,8 +88,7 @@ def score_twice(
 ) -> Scored:
     """Score the responses, and once more in reverse order.
 
-    One that takes more than `timeout` seconds or crashes is the last. Ctrl-C ends the scoring, and
-    the results so far are returned.
+    One that takes more than `timeout` seconds or crashes is the last.
 
     Args:
       rows: the columns of each row that a response refers to.
@@ -98,74 +96,102 @@ def score_twice(
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
     """
-    # A fork cannot use a GPU that this process has used, as for answers of a model.
-    context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
-    # Files, because a process that a reward forks would keep a pipe open.
-    with tempfile.NamedTemporaryFile() as sent, tempfile.NamedTemporaryFile() as trace:
-        process = context.Process(
-            target=_serve, args=(sent.name, trace.name, config, rows, answers, timeout)
-        )
-        process.start()
-        interrupted = False
+    with tempfile.NamedTemporaryFile() as trace:
+        worker = _Worker(trace, config, rows, timeout)
         try:
-            process.join()
-        except KeyboardInterrupt:
-            interrupted = True
+            loaded = worker.receive() or f"reward: loading it {worker.end(LOAD_SECONDS)}"
+            if isinstance(loaded, str):
+                raise ValueError(loaded)
+            first = _score(worker, answers, range(len(answers)))
+            finished = [place for place, result in first.items() if result.error is None]
+            again = _score(worker, answers, finished[::-1])
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what the reward has started
-            process.kill()
-            process.join()
-        messages: list[Any] = []
-        with suppress(EOFError):
-            while True:
-                messages.append(pickle.load(sent))
-        dump = trace.read().decode(errors="replace")
-    if not messages:
-        if interrupted:
-            raise KeyboardInterrupt
-        raise ValueError(f"reward: loading it {_end(process.exitcode, dump, LOAD_SECONDS)}")
-    loaded, *results = messages
-    if isinstance(loaded, str):
-        raise ValueError(loaded)
-    places = _finished_backwards(results[: len(answers)])
-    # The process ended early, at the response after the last result.
-    if len(results) < len(answers) + len(places) and not interrupted:
-        results.append(RewardResult(error=_end(process.exitcode, dump, timeout)))
-    again = dict(zip(places, results[len(answers) :], strict=False))
+            worker.stop()
     declared, unnamed = loaded
-    return Scored(declared, unnamed, results[: len(answers)], again, interrupted)
+    return Scored(declared, unnamed, [*first.values()], again)
 
 
-def _finished_backwards(results: Sequence[RewardResult]) -> list[int]:
-    return [place for place, result in enumerate(results) if result.error is None][::-1]
+def _score(
+    worker: _Worker, answers: Sequence[CheckedAnswer], places: Sequence[int]
+) -> dict[int, RewardResult]:
+    """Return the results of the responses at these places, until the worker ends."""
+    # Without its thread, which would run in addition to the reward.
+    tqdm.monitor_interval = 0
+    results = {}
+    for place in tqdm(
+        places,
+        desc="calls of the reward function",
+        delay=PROGRESS_SECONDS,
+        mininterval=PROGRESS_SECONDS,
+    ):
+        if worker.has_ended:
+            break
+        worker.connection.send(answers[place])
+        result = worker.receive() or RewardResult(error=worker.end(worker.timeout))
+        results[place] = result
+    return results
 
 
-def _end(status: int, dump: str, timeout: float) -> str:
-    """Describe the process's end, with the first of the user's lines in faulthandler's dump."""
-    # A crash is the current thread's, which may not be the first. The latest call comes first:
-    # after the lines of this file come those of the command.
-    _, _, current = dump.partition("Current thread")
-    called, _, _ = (current.partition("\n\n")[0] or dump).partition(f'File "{__file__}"')
-    frames = re.findall(r'File "(.+)", line (\d+) in', called)
-    own = [f" ({file}:{line})" for file, line in frames if not file.startswith(LIBRARIES)]
-    place = own[0] if own else ""
-    if dump.startswith("Timeout"):
-        return f"did not end within {timeout:g} s{place}"
-    if status < 0:
-        return f"ended its process with signal {-status}, {signal.strsignal(-status)}{place}"
-    return f"ended its process with status {status}{place}"
+class _Worker:
+    """A process that loads the reward, and then scores each response that it is sent."""
+
+    def __init__(
+        self, trace: IO[bytes], config: Any, rows: Mapping[Any, Mapping[str, Any]], timeout: float
+    ) -> None:
+        # A fork cannot use a GPU that this process has used, as for answers of a model.
+        method = "spawn" if torch.cuda.is_initialized() else "fork"
+        context: Any = multiprocessing.get_context(method)
+        self.timeout = timeout
+        self.has_ended = False
+        self.trace = trace
+        self.connection, self.other_end = context.Pipe()
+        self.process = context.Process(
+            target=_serve, args=(self.other_end, trace.name, config, rows, timeout)
+        )
+        self.process.start()
+
+    def receive(self) -> Any:
+        """Return what the process sends next; None when it has ended."""
+        # Asked again and again: a process that the reward has forked may keep the pipe open.
+        while self.process.is_alive():
+            if self.connection.poll(POLL_SECONDS):
+                return self.connection.recv()
+        self.has_ended = True
+        return None
+
+    def end(self, timeout: float) -> str:
+        """Describe the process's end, with the first of the user's lines in faulthandler's dump."""
+        dump = self.trace.read().decode(errors="replace")
+        # A crash is the current thread's, which may not be the first. The latest call comes first:
+        # after the lines of this file come those of the command.
+        _, _, current = dump.partition("Current thread")
+        called, _, _ = (current.partition("\n\n")[0] or dump).partition(f'File "{__file__}"')
+        frames = re.findall(r'File "(.+)", line (\d+) in', called)
+        own = [f" ({file}:{line})" for file, line in frames if not file.startswith(LIBRARIES)]
+        place = own[0] if own else ""
+        status = self.process.exitcode
+        if dump.startswith("Timeout"):
+            return f"did not end within {timeout:g} s{place}"
+        if status < 0:
+            return f"ended its process with signal {-status}, {signal.strsignal(-status)}{place}"
+        return f"ended its process with status {status}{place}"
+
+    def stop(self) -> None:
+        """End the process, and what the reward has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.join()
 
 
 def _serve(
-    sent: str,
+    connection: Any,
     trace: str,
     config: Any,
     rows: Mapping[Any, Mapping[str, Any]],
-    answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> None:
-    """Write the declaration, then a `RewardResult` for each response; or a text with the error."""
+    """Send the declaration, or a text with the error; then a result for each response."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the command is killed
     os.dup2(2, 1)  # what a reward prints is no part of the report
@@ -173,7 +199,7 @@ def _serve(
     # A fork's own: the threads of a loop that the command has used do not live here.
     asyncio.set_event_loop(asyncio.new_event_loop())
     # Where a reward hangs or crashes is written to the trace, whatever holds the interpreter.
-    with open(sent, "wb", buffering=0) as results, open(trace, "w") as traces:
+    with open(trace, "w") as traces:
 
         def end_after(seconds: float) -> None:
             # Anew each time, for a library that was loaded since may have taken the signals:
@@ -186,46 +212,23 @@ def _serve(
         try:
             from verl.trainer.ppo.reward import load_reward_manager
 
-            loaded = declared_reward(config), unnamed_arguments(config)
+            loaded: Any = declared_reward(config), unnamed_arguments(config)
             tokenizer = load_tokenizer(config.actor_rollout_ref.model)
             manager = load_reward_manager(config, tokenizer)
         except Exception as error:
-            text = str(error) if isinstance(error, ValueError) else f"reward: it {raised(error)}"
-            results.write(pickle.dumps(text))
-            os._exit(1)
-        results.write(pickle.dumps(loaded))
-
-        progress = _progress(2 * len(answers))
-
-        def try_answer(answer: CheckedAnswer) -> RewardResult:
+            loaded = str(error) if isinstance(error, ValueError) else f"reward: it {raised(error)}"
+        faulthandler.cancel_dump_traceback_later()
+        connection.send(loaded)
+        while True:
+            answer = connection.recv()
             end_after(timeout)
             result = _result(config, tokenizer, manager, rows[answer.row], answer)
             faulthandler.cancel_dump_traceback_later()
             try:
-                message = pickle.dumps(result)
+                connection.send(result)
             except (TypeError, AttributeError, pickle.PicklingError) as error:
                 text = f"returned what cannot be sent to the trainer's process: {error}"
-                result = replace(result, score=None, info={}, error=text)
-                message = pickle.dumps(result)
-            results.write(message)
-            progress.update()
-            return result
-
-        first = [try_answer(answer) for answer in answers]
-        for place in _finished_backwards(first):
-            try_answer(answers[place])
-    os._exit(0)  # threads and processes that the reward has started would keep it waiting
-
-
-def _progress(total: int) -> Any:
-    """Return a bar on standard error, which appears if the calls take long."""
-    tqdm.monitor_interval = 0  # no thread in addition to the reward
-    return tqdm(
-        total=total,
-        desc="calls of the reward function (Ctrl-C ends the check with a report)",
-        delay=PROGRESS_SECONDS,
-        mininterval=PROGRESS_SECONDS,
-    )
+                connection.send(replace(result, score=None, info={}, error=text))
 
 
 def _result(

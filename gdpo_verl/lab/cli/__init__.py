@@ -6,10 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gdpo_verl import __version__
 from gdpo_verl.lab.cli import measuring, setting_up, training
 from gdpo_verl.lab.text import install_extra, printable
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Take options by their whole name only, so that no option is taken for another one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,10 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Hydra would read a misspelt option as a key, and its error would not name the option.
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if any(word.startswith("RUN=") for word in rest):
-        parser.error(
-            "RUN= is a variable that is set before the name of a script. Give --run RUN instead"
-        )
     try:
         status = int(options.command(options) or 0)
         sys.stdout.flush()
@@ -62,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gdpo-verl", description="GDPO for verl.")
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(takes_overrides=False, takes_ray_options=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
     for kind in (setting_up, training, measuring):
         kind.add_commands(commands)
     return parser

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import re
 from pathlib import Path
@@ -72,11 +71,13 @@ def _add_check_reward(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="Score responses that this model samples. Default: no model is loaded.",
     )
-    for option, about in (
-        ("--timeout", "Stop a call of the reward function after S seconds. Default: 60."),
-        ("--step-seconds", "A call may take 5 %% of S, the seconds of a step. Default: 60."),
-    ):
-        check.add_argument(option, metavar="S", type=float, default=60.0, help=about)
+    check.add_argument(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="Stop a call of the reward function after S seconds. Default: 60.",
+    )
     check.set_defaults(command=_check_reward, takes_overrides=True)
 
 
@@ -93,18 +94,6 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
         type=Path,
         default=Path("report"),
         help="Write the page into this folder. Default: report.",
-    )
-    report.add_argument(
-        "--follow",
-        action="store_true",
-        help="Update the page until the runs have ended. Default: write it once.",
-    )
-    report.add_argument(
-        "--every",
-        metavar="SECONDS",
-        type=float,
-        default=30.0,
-        help="With --follow, update the page at this interval. Default: 30.",
     )
     report.set_defaults(command=_report)
 
@@ -174,7 +163,6 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
     for option, place, about in (
         ("--rows", "FILE.jsonl", "Write a line for each response. Default: no file is written."),
         ("--json", "FILE", "Write all numbers to FILE. Default: no file is written."),
-        ("--out", "DIRECTORY", "Write a page into DIRECTORY. Default: no page is written."),
     ):
         replay.add_argument(option, metavar=place, type=Path, help=about)
     _add_trust(replay)
@@ -294,7 +282,6 @@ def _check_reward(options: argparse.Namespace) -> int:
         samples=options.samples,
         rows=options.rows,
         timeout=options.timeout,
-        step_seconds=options.step_seconds,
     )
     print(printable(report_text(report)))
     _write_json(options.json, report)
@@ -321,8 +308,6 @@ def _replay(options: argparse.Namespace) -> None:
     )
     print(printable(output.to_text(result)))
     _write_json(options.json, output.to_json(result))
-    if options.out:
-        print(output.write_page(result, options.out))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -368,14 +353,9 @@ def _write_json(path: Path | None, record: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from gdpo_verl.lab.report import follow_report, write_report
+    from gdpo_verl.lab.report import write_report
 
-    if options.follow:
-        # Flushed: the reader of a log or a pipe waits for each line.
-        say = functools.partial(print, flush=True)
-        follow_report(options.runs, options.out, every=options.every, say=say)
-    else:
-        print(write_report(options.runs, options.out))
+    print(write_report(options.runs, options.out))
 
 
 def _explain(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gdpo_verl.lab.tasks.catalog import data_sets
+from gdpo_verl.lab import catalog
 
 
 def add_commands(commands: argparse._SubParsersAction) -> None:
@@ -26,7 +26,7 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 def _add_prepare(commands: argparse._SubParsersAction) -> None:
     prepare = commands.add_parser("prepare", help="Write a data set in verl's columns.")
     prepare.add_argument(
-        "dataset", choices=list(data_sets()), help="The data set that is prepared."
+        "dataset", choices=list(catalog.DATA_SETS), help="The data set that is prepared."
     )
     prepare.add_argument(
         "--from",
@@ -69,6 +69,13 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
         default=0,
         help="Put this many worked examples in front of each prompt. Default: 0.",
     )
+    prepare.add_argument(
+        "--negative",
+        choices=["text", "failure", "avoided"],
+        help="Say what criteria with a negative weight describe in a data set with rubrics: a "
+        "failure, or something that is avoided, whose weight becomes positive. Default: text, "
+        "which reads it from each criterion and leaves out rows where it is not clear.",
+    )
     prepare.set_defaults(command=_prepare)
 
 
@@ -81,10 +88,8 @@ def _add_make_policy(commands: argparse._SubParsersAction) -> None:
         help="Make a tiny policy, which is trained here for a task in minutes, or fetch "
         "SmolLM2-135M-Instruct. Default: tiny.",
     )  # fmt: skip
-    # Those of `policy.tasks`, whose import takes seconds.
-    tasks = ["toolbox", "tool-turns", "reasoning-gym", "bfcl"]
     policy.add_argument(
-        "--task", choices=tasks, default=tasks[0],
+        "--task", choices=catalog.POLICY_TASKS, default=catalog.POLICY_TASKS[0],
         help="Train the tiny policy for this task. Default: toolbox.",
     )  # fmt: skip
     policy.add_argument(
@@ -116,8 +121,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from gdpo_verl.lab.tasks import catalog
-
     out = options.out or Path("data") / options.dataset
     provenance = catalog.prepare(
         options.dataset,
@@ -128,6 +131,7 @@ def _prepare(options: argparse.Namespace) -> None:
         model=options.model,
         max_prompt_length=options.max_prompt_length,
         shots=options.shots,
+        negative=options.negative,
     )
     for name, file in provenance["files"].items():
         print(f"{out / name}: {file['rows']} rows")
@@ -152,7 +156,8 @@ def _make_policy(options: argparse.Namespace) -> None:
 
     stem = f"{Path(options.base).resolve().name}-" if options.base else ""
     out = options.out or Path("models") / f"{stem}{options.task}"
-    result = make_policy(out, task=options.task, seed=options.seed, base=options.base)
+    task = catalog.policy_tasks()[options.task]
+    result = make_policy(out, task, seed=options.seed, base=options.base)
     for decoding in ("sampled", "greedy"):
         share = result[decoding]
         print(f"{decoding}: correct format {share['format']:.1%}, exact {share['exact']:.1%}")

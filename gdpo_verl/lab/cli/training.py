@@ -71,7 +71,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retries",
         metavar="N",
-        type=_count,
+        type=int,
         default=0,
         help="Start a run that failed again, up to this many times, from its last complete "
         "checkpoint. Default: 0.",
@@ -102,12 +102,6 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="Resume a run although its data, policy, reward file or gdpo-verl changed. Default: "
         "such a start is rejected.",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of starts: 0, 1, 2, …")
-    return int(text)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -167,6 +161,7 @@ def _submit(options: argparse.Namespace) -> int:
         options.recipe,
         options.run,
         options.overrides,
+        program=__package__,
         env=options.env,
         upload=options.upload,
         working_dir=options.working_dir,

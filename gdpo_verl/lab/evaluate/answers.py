@@ -18,20 +18,19 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.config.components import RESERVED
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.run.composition import named
+from gdpo_verl.lab.rundir.columns import may_be_reward
 from gdpo_verl.lab.rundir.dumps import numbered_rows, step_files
 from gdpo_verl.lab.rundir.layout import CONFIG, VALIDATION
 from gdpo_verl.lab.rundir.responses import Response, responses_of
 from gdpo_verl.lab.rundir.run import select, settings_with
 from gdpo_verl.lab.rundir.trust import foreign_code
 from gdpo_verl.lab.tasks.examples import Example, Finder, digest, example_of, truth_text
-from gdpo_verl.plugin.reward_function import declared_reward
+from gdpo_verl.plugin.checks.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
 
 PARSE_ERROR = "parse_error"
-_NO_MEASURE = (*RESERVED, PARSE_ERROR)
 # Of verl's validation dump.
 _COLUMNS = {"input", "output", "gts", "score"}
 
@@ -178,8 +177,9 @@ def _values(
         names = [name for name in highest if name in row]
     else:
         kinds = (int, float, list, NoneType)
-        names = [name for name, value in row.items() if isinstance(value, kinds)]
-    values = {name: response.number(name) for name in names if name not in _NO_MEASURE}
+        numbers = [name for name, value in row.items() if isinstance(value, kinds)]
+        names = [name for name in numbers if may_be_reward(name)]
+    values = {name: response.number(name) for name in names}
     return values | {"score": response.number("score")}
 
 

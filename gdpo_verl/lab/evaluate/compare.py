@@ -159,9 +159,6 @@ def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:
         distinct = list(dict.fromkeys(found))
         if len(distinct) > 1:
             yield f"CAUTION: not the same {key}: {', '.join(distinct)}"
-    dumps = [each.dump.resolve() for each in everyone]
-    if len(set(dumps)) < len(dumps):
-        yield "CAUTION: two of the evaluations are the same"
 
 
 def _texts(cell: Mapping[str, Any]) -> list[str]:

@@ -89,13 +89,13 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         questions = answers.questions_of(config)
         asked = _count(questions, config)
         rollout = config.actor_rollout_ref.rollout
+        launch.print_status(f"evaluate asks {asked or 'all'} × {rollout.val_kwargs.n} questions")
         launch.answer(
             config,
             launch.command(recipe, out, complete, config_dir),
             out,
             label=request.model,
             about={_BEGUN: model.name, "recipe": request.recipe},
-            questions=f"{asked or 'all'} × {rollout.val_kwargs.n} questions",
         )
     evaluation = answers.read(out / VALIDATION / f"{model.step or 0}.jsonl", trust=True)
     notes = [

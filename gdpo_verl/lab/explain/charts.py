@@ -29,7 +29,7 @@ def vector(rewards: Sequence[float]) -> str:
     return f"[{', '.join(map(number, rewards))}]"
 
 
-_TEMPLATES = templates("gdpo_verl.lab.explain")
+_TEMPLATES = templates(__file__)
 _TEMPLATES.filters["vector"] = vector
 PARTS: Any = _TEMPLATES.get_template("page.html.j2").module
 

@@ -138,32 +138,6 @@ def tied_pairs(group: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
     return pairs
 
 
-def gaps_of_a_trade(group_size: int) -> Tensor:
-    """Return the gap between [1, 0, x] and [0, 1, x], in every possible group.
-
-    Only n1 and n2 matter, the numbers of rollouts of the group of G that earn each reward.
-
-    >>> gaps_of_a_trade(4).round(decimals=4).tolist()
-    [[0.0, 0.2679, 0.0], [-0.2679, 0.0, -0.2679], [0.0, 0.2679, 0.0]]
-
-    Returns:
-      float64, shape (G - 1, G - 1): GDPO's advantage of [1, 0, x] minus that of [0, 1, x],
-      before whitening, rows n1 = 1 … G - 1, columns n2.
-    """
-    counts = range(1, group_size)
-    groups = list(itertools.product(counts, counts))
-    # The first n1 rollouts earn the first reward, the last n2 the second; the outer two differ.
-    rows = [
-        [float(i < n1), float(i >= group_size - n2)] for n1, n2 in groups for i in range(group_size)
-    ]
-    ids = torch.arange(len(groups)).repeat_interleave(group_size)
-    rewards = torch.tensor(rows, dtype=torch.float64)
-    advantage = decompose(rewards, ids, settings=WITHOUT_EPSILON).combined.reshape(
-        len(groups), group_size
-    )
-    return (advantage[:, 0] - advantage[:, -1]).reshape(group_size - 1, group_size - 1)
-
-
 class Counts(NamedTuple):
     """Numbers of groups: all, and those that each method distinguishes."""
 
@@ -196,13 +170,3 @@ def count_distinct(components: int, group_size: int) -> Counts:
     found = decompose(rewards, ids, settings=WITHOUT_EPSILON)
     unscaled = replace(found, settings=replace(WITHOUT_EPSILON, scale=False))
     return Counts(len(picked), *map(distinct, (found.grpo, unscaled.grpo, found.combined)))
-
-
-def orders_alike(first: Sequence[float], second: Sequence[float]) -> int:
-    """Count the pairs that both sequences put in the same order; ties do not count.
-
-    >>> orders_alike([1.0, 2.0, 3.0], [1.0, 3.0, 2.0])
-    2
-    """
-    pairs = itertools.combinations(range(len(first)), 2)
-    return sum((first[i] - first[j]) * (second[i] - second[j]) > 0 for i, j in pairs)

@@ -186,16 +186,7 @@ def calls_shown(calls_chosen):
     return
 
 
-# ---------------------------------------------------------------- 3. to 5. groups
-
-
-@app.cell
-def trades():
-    _size = len(examples.ANSWERS)  # the group of section 1, which may have such a pair
-    # Rounded, so that equal ones give 0.
-    _gaps = compare.gaps_of_a_trade(_size).round(decimals=9).tolist()
-    show("trades", parts.trades(_size, _gaps))
-    return
+# ---------------------------------------------------------------- 3. and 4. groups
 
 
 @app.cell
@@ -224,19 +215,7 @@ def ranking_shown(ranking_chosen):
         _rows.append([ranking_chosen.value[f"{_name} {_key}"] for _key in _keys])
     _rewards = torch.tensor(_rows, dtype=torch.float64)
     _group = compare.compare(list(examples.RANKINGS), compare.decompose_group(_rewards, _keys))
-    # For each reward: how many pairs each method orders as this reward does.
-    _columns = list(zip(*[_rollout.rewards for _rollout in _group], strict=True))
-    _orders = {
-        "GRPO": [_rollout.grpo for _rollout in _group],
-        "GDPO": [_rollout.gdpo for _rollout in _group],
-    }
-    _alike = []
-    for _method, _values in _orders.items():
-        _counts = [compare.orders_alike(_values, _column) for _column in _columns]
-        _alike.append([_method, *_counts])
-    _pairs = len(_group) * (len(_group) - 1) // 2
-    _table = parts.table([f"of {_pairs} pairs, in the order of", *_keys], _alike)
-    show("ranking", parts.bars(_group) + _table)
+    show("ranking", parts.bars(_group))
     return
 
 
@@ -256,7 +235,7 @@ def distinct():
     return
 
 
-# ---------------------------------------------------------------- 6. and 7. a toy policy
+# ---------------------------------------------------------------- 5. and 6. a toy policy
 
 
 @app.cell
@@ -282,7 +261,7 @@ def skills_shown(skills_chosen):
     for _case in cases:
         _slowest = {_method: _run.slowest for _method, _run in _case.trainings.items()}
         _pictures.append(curves.curves(_case.name, "slowest skill", _slowest))
-    # `cases` is passed to section 7, which would otherwise train all of it again.
+    # `cases` is passed to section 6, which would otherwise train all of it again.
     show("toy", parts.skills(_pictures, study.case_table(cases)))
     return (cases,)
 
@@ -293,7 +272,7 @@ def when(cases):
     return
 
 
-# ---------------------------------------------------------------- 8. scales
+# ---------------------------------------------------------------- 7. scales
 
 
 @app.cell
@@ -326,7 +305,7 @@ def units_shown(units_chosen):
     return
 
 
-# ---------------------------------------------------------------- 9. phantom gradients
+# ---------------------------------------------------------------- 8. phantom gradients
 
 
 @app.cell
@@ -375,7 +354,7 @@ def phantoms_shown(phantoms_chosen):
     return
 
 
-# ---------------------------------------------------------------- 10. your own run
+# ---------------------------------------------------------------- 9. your own run
 
 
 @app.cell

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import runpy
 import secrets
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -25,7 +24,6 @@ def serve_page(*, port: int | None = None, browser: bool = True) -> NoReturn:
 
     Raises:
       ModuleNotFoundError: marimo is not installed.
-      ValueError: the port is in use.
     """
     _require_marimo()
     # --no-sandbox: because of the notebook's header, marimo would ask whether uv should create an
@@ -33,7 +31,6 @@ def serve_page(*, port: int | None = None, browser: bool = True) -> NoReturn:
     arguments = ["run", str(PAGE), "--host", "127.0.0.1", "--no-sandbox", "--no-check"]
     arguments += ["--token", "--token-password-file", "-"]
     if port is not None:
-        _require_free(port)
         arguments += ["--port", str(port)]
     if not browser:
         arguments += ["--headless"]
@@ -79,17 +76,6 @@ def export(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(PARTS.static(Markup(body)), encoding="utf-8")
     return path
-
-
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        # As a server does: the port of a connection that has just ended counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            text = f"--port {port}: cannot be used ({error}). Choose another port."
-            raise ValueError(text) from error
 
 
 def _require_marimo() -> None:

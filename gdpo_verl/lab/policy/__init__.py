@@ -1,11 +1,12 @@
 """Make a tiny policy that solves a part of a task, in a few minutes on one CPU core.
 
 The policy is a Qwen2 of about a million parameters with its own tokenizer, trained from random
-weights on flawed demonstrations (`policy.demonstrations`). Its training ends where reinforcement
-learning is interesting: the format of a response is often right, its content seldom. The fixed
-parts of the prompt (header, tools, footer) are one token each, so that the toolbox's prompts of a
-thousand characters take about forty tokens. A pretrained model with its own tokenizer can be used
-instead of random weights.
+weights on flawed demonstrations. Its training ends where reinforcement learning is interesting: the
+format of a response is often right, its content seldom. The fixed parts of the prompt (header,
+tools, footer) are one token each, so that the toolbox's prompts of a thousand characters take about
+forty tokens. A pretrained model with its own tokenizer can be used instead of random weights.
+
+The questions and demonstrations of a task are in the folder of its recipe, in ``policy.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gdpo_verl.cpu.settings import multiplies_bfloat16
 from gdpo_verl.lab.generation import generate
 from gdpo_verl.lab.policy.model import encode_prompts, make_model, train_tokenizer
 from gdpo_verl.lab.policy.pretrained import check_out, load, save
-from gdpo_verl.lab.policy.tasks import FINETUNING, TASKS, PolicyTask, Settings
+from gdpo_verl.lab.policy.task import FINETUNING, PolicyTask, Settings
 from gdpo_verl.lab.tasks.examples import Example
 
 
@@ -45,9 +46,11 @@ def batches(
         # The end token is learned too; nothing else ends a response.
         ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
         responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
-        pairs = [*zip(prompts, responses, strict=True)]
-        rows = [torch.tensor(p + r) for p, r in pairs]
-        trained = [torch.tensor([-100] * len(p) + r) for p, r in pairs]
+        rows = []
+        trained = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            rows.append(torch.tensor(prompt + response))
+            trained.append(torch.tensor([-100] * len(prompt) + response))
         # Causal attention never looks right, so right padding needs no attention mask.
         ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
         labels = pad_sequence(trained, batch_first=True, padding_value=-100)
@@ -114,8 +117,9 @@ def evaluate(
     answers = tokenizer.batch_decode(responses, skip_special_tokens=True)
     pairs = zip(answers, examples, strict=True)
     graded = [task.grade(answer, example.ground_truth) for answer, example in pairs]
-    form, exact = (sum(share) / len(graded) for share in zip(*graded, strict=True))
-    return {"format": form, "exact": exact}
+    right_formats = sum(right_format for right_format, _ in graded)
+    exact = sum(right_content for _, right_content in graded)
+    return {"format": right_formats / len(graded), "exact": exact / len(graded)}
 
 
 def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
@@ -131,8 +135,8 @@ def check_bands(shares: Mapping[str, float], task: PolicyTask) -> None:
 
 def make_policy(
     out_dir: Path,
+    task: PolicyTask,
     *,
-    task: str = "toolbox",
     seed: int = 0,
     settings: Settings | None = None,
     base: str | None = None,
@@ -143,7 +147,7 @@ def make_policy(
 
     Args:
       out_dir: the directory of the checkpoint; a policy in it is replaced.
-      task: one of `policy.tasks.TASKS`.
+      task: the task, such as one of `catalog.policy_tasks`.
       seed: determines the weights, on machines of one kind to the last bit.
       settings: settings in place of the calibrated ones.
       base: the directory of a pretrained model to start from, in place of random weights.
@@ -156,16 +160,15 @@ def make_policy(
         or `load` raises.
       FileExistsError: ``out_dir`` contains something that is not a policy.
     """
-    chosen = TASKS[task]
     if base:
         threads = torch.get_num_threads()
-        settings = settings or replace(chosen.settings, **FINETUNING, threads=threads)
-    elif not chosen.phrases:
+        settings = settings or replace(task.settings, **FINETUNING, threads=threads)
+    elif not task.phrases:
         raise ValueError(
-            f"--task {task}: expected a pretrained model to train, found none. Give --from MODEL; "
-            "`gdpo-verl make-policy smollm2` downloads one."
+            f"--task {task.name}: expected a pretrained model to train, found none. Give --from "
+            "MODEL; `gdpo-verl make-policy smollm2` downloads one."
         )
-    settings = settings or chosen.settings
+    settings = settings or task.settings
     check_out(out_dir)  # before minutes of work
     began = time.monotonic()
     fast = base is not None and multiplies_bfloat16()
@@ -174,19 +177,19 @@ def make_policy(
     if base:
         tokenizer, model, dtype = load(base)
     else:
-        tokenizer = train_tokenizer(chosen, seed, vocabulary=settings.vocabulary)
+        tokenizer = train_tokenizer(task, seed, vocabulary=settings.vocabulary)
         model = make_model(tokenizer)
         dtype = torch.float32
-    train(chosen, model, tokenizer, settings, seed=seed, bfloat16=fast)
+    train(task, model, tokenizer, settings, seed=seed, bfloat16=fast)
     # Measured with the dtype of the saved weights, unless float32 is faster here.
     model.to(dtype if fast else torch.float32)
-    examples = list(islice(chosen.held_out(seed), settings.evaluated))
+    examples = list(islice(task.held_out(seed), settings.evaluated))
     shares = {
-        how: evaluate(chosen, model, tokenizer, examples, settings, sample=how == "sampled")
+        how: evaluate(task, model, tokenizer, examples, settings, sample=how == "sampled")
         for how in ("sampled", "greedy")
     }
     record: dict[str, Any] = {
-        "task": task,
+        "task": task.name,
         "base": base,
         "seed": seed,
         "settings": asdict(settings),
@@ -195,6 +198,6 @@ def make_policy(
         "seconds": round(time.monotonic() - began, 1),
     }
     # Sampled, because a training run samples; greedy responses are right more often.
-    check_bands(shares["sampled"], chosen)
+    check_bands(shares["sampled"], task)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record

@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from gdpo_verl.lab.policy.tasks import PolicyTask
+from gdpo_verl.lab.policy.task import PolicyTask
 from gdpo_verl.lab.tasks.examples import Example
 
 PAD = "<|endoftext|>"

@@ -7,7 +7,6 @@ trained, so it does not show what a policy would do afterwards. It does not need
 from __future__ import annotations
 
 import contextlib
-import heapq
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +22,13 @@ from gdpo_verl.distinct import DISTINCT_TOLERANCE, levels
 from gdpo_verl.lab.replay.advice import Verdict, advise
 from gdpo_verl.lab.replay.figures import Figures, known_passing
 from gdpo_verl.lab.replay.forecast import Forecast
-from gdpo_verl.lab.replay.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.replay.settings import (
     Overrides,
     asked_setting,
     parse_overrides,
-    with_overrides,
 )
 from gdpo_verl.lab.rundir.responses import Batch, places_by_group
+from gdpo_verl.lab.rundir.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting, grpo_of_score, recorded_setting
 from gdpo_verl.lab.rundir.source import Source
 
@@ -105,10 +103,7 @@ def replay(
     result = Replay([str(path) for path in where])
     result.asked.named_outcome = outcome
     with contextlib.ExitStack() as stack:
-        scorer = None
-        if function:
-            scorer = StoredAnswerScorer(function)
-            stack.callback(scorer.close)
+        scorer = StoredAnswerScorer(function) if function else None
         counter = token_counter(tokenizer) if tokenizer else None
         out = None
         if rows_file:
@@ -119,7 +114,6 @@ def replay(
                 group=group,
                 text=text,
                 named=components,
-                keys=with_overrides({}, settings).get("gdpo_reward_keys") or (),
                 scorer=scorer,
                 counter=counter,
                 trust=trust,
@@ -141,7 +135,7 @@ def _replay_source(
     if not source.components:
         raise ValueError(
             f"{source.first_place}: expected reward components among the columns, found "
-            f"{source.columns}. Score the responses anew with --function FILE:NAME, or train "
+            f"{source.columns.names}. Score the responses anew with --function FILE:NAME, or train "
             "with gdpo-verl installed."
         )
     asked = asked_setting(source, overrides)
@@ -149,14 +143,14 @@ def _replay_source(
         check_component("--outcome", result.asked.named_outcome, asked.objective.keys)
     source.notes += _about(source)
     recorded = recorded_setting(source, asked.objective)
+    for figures, setting in ((result.recorded, recorded), (result.asked, asked)):
+        if figures.settings and figures.keys != setting.objective.keys:
+            raise ValueError(
+                f"{source.path}: expected the components {list(figures.keys)} of "
+                f"{result.where[0]}, found {list(setting.objective.keys)}"
+            )
     steps = set()
     for batch in source.batches():
-        for figures, setting in ((result.recorded, recorded), (result.asked, asked)):
-            if figures.settings and figures.keys != setting.objective.keys:
-                raise ValueError(
-                    f"{source.path}: expected the components {list(figures.keys)} of "
-                    f"{result.where[0]}, found {list(setting.objective.keys)}"
-                )
         steps.add(batch.step)
         _compare(result, source, batch, recorded, asked, out)
     if not steps:
@@ -172,15 +166,6 @@ def _about(source: Source) -> Iterator[str]:
     trained_with = (source.algorithm or {}).get("adv_estimator", ESTIMATORS[0])
     if trained_with not in ESTIMATORS:
         yield f"{path}: trained with {trained_with}; GRPO's advantages count as recorded"
-    if source.is_ours and source.algorithm is None:
-        yield f"{path}: no config.yaml; GDPO's defaults count as the recorded settings"
-    settings_name_them = source.is_trls and source.algorithm
-    if not (source.named or source.scorer or source.logged or settings_name_them):
-        names = ", ".join(each.name for each in source.components)
-        yield (
-            f"{path}: every column of numbers counts as a component ({names}); name the "
-            "components with --components"
-        )
 
 
 def _compare(
@@ -197,7 +182,7 @@ def _compare(
     result.asked.add(asked, decomposition, after)
     result.forecast.add(asked.objective.keys, decomposition)
     decomposition, computed = _recorded(result, source, batch, recorded)
-    stored = batch.numbers(recorded.column if source.is_ours else "advantage")
+    stored = batch.numbers(recorded.column if source.columns.is_ours else "advantage")
     is_stored = ~stored.isnan()
     if bool(is_stored.any()):
         largest = float((stored - computed)[is_stored].abs().max())
@@ -216,7 +201,8 @@ def _compare(
         response = batch.responses[row]
         texts = {"prompt": response.prompt, "output": str(response.text or "")}
         changed.append(_entry(source, batch, row, before, after) | texts)
-    result.changed_most = heapq.nlargest(CHANGED_MOST, changed, key=_change_of)
+    changed.sort(key=_change_of, reverse=True)
+    result.changed_most = changed[:CHANGED_MOST]
     if out:
         for row, known in enumerate(is_stored.tolist()):
             line = _entry(source, batch, row, before, after)
@@ -246,13 +232,13 @@ def _recorded(
 ) -> tuple[Decomposition, Tensor]:
     """Return a batch under its recorded settings, and its advantage: shape (B,)."""
     decomposition = setting.decompose(batch)
-    if not source.score_column:
+    if not source.columns.score:
         return decomposition, setting.advantage(decomposition, batch)
-    score = batch.numbers(source.score_column)
+    score = batch.numbers(source.columns.score)
     if bool(score.isnan().any()):
         row = int(score.isnan().nonzero()[0])
         raise ValueError(
-            f"{batch.places[row]}: expected a number for {source.score_column!r}, found none. "
+            f"{batch.places[row]}: expected a number for {source.columns.score!r}, found none. "
             "Without it the group's advantages are unknown"
         )
     advantage, weighted = grpo_of_score(setting, score, decomposition)

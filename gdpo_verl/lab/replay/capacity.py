@@ -19,9 +19,6 @@ from typing import Any
 from gdpo_verl.lab.rundir.responses import places_by_group
 
 SIZES = (4, 8, 16)
-# A component that varies in fewer groups is rare, and may never be learned.
-RARE = 0.05
-LARGEST_GROUP = 64
 
 
 def varies(values: Sequence[float], size: int) -> float:
@@ -39,20 +36,12 @@ def varies(values: Sequence[float], size: int) -> float:
     return 1 - same / comb(len(values), size)
 
 
-def expected_to_vary(values: Sequence[float], size: int) -> float:
-    """Return the same for `size` new responses with these frequencies: 1 - sum_v p_v^n."""
-    counts = Counter(value for value in values if not isnan(value))
-    total = counts.total()
-    return 1 - sum((count / total) ** size for count in counts.values()) if total else 0.0
-
-
 def capacity(
     rewards: Sequence[Sequence[float]],
     groups: Sequence[Hashable],
     keys: Sequence[str],
     *,
     size: int,
-    prompts_a_step: int,
 ) -> dict[str, Any]:
     """Return the share of groups in which each component varies, by group size.
 
@@ -60,12 +49,11 @@ def capacity(
       rewards: K components of each response after conditions; NaN where not scored.
       groups: the prompt of each response.
       size: the size of the run's groups.
-      prompts_a_step: the number of groups in a training step.
 
     Returns:
       `answers` (N of the prompt with the fewest responses), `size`, `varies` (by size and
-      component; only for sizes up to N), `teaches` (the sum over the components at `size`, of
-      `rewards`), and `rare`, sentences.
+      component; only for sizes up to N), and `teaches` (the sum over the components at `size`, of
+      `rewards`).
     """
     places_of_groups = places_by_group(groups)
     least = min(map(len, places_of_groups), default=0)
@@ -81,29 +69,10 @@ def capacity(
             for key, column in columns.items():
                 shares_by_size[n][key] = fmean(varies(values, n) for values in column)
     shares = shares_by_size.get(size, {})
-    rare = [key for key, share in shares.items() if share < RARE]
     return {
         "answers": least,
         "size": size,
         "varies": {str(n): shares for n, shares in shares_by_size.items()},
         "teaches": sum(shares.values()) if shares else None,
         "rewards": len(keys),
-        "rare": [_rare(key, shares[key], columns[key], size, prompts_a_step) for key in rare],
     }
-
-
-def _rare(
-    key: str, share: float, column: Sequence[Sequence[float]], size: int, prompts: int
-) -> str:
-    larger = 2 * size
-    while larger <= LARGEST_GROUP:
-        if fmean(expected_to_vary(values, larger) for values in column) >= RARE:
-            break
-        larger *= 2
-    remedy = "train on demonstrations first"
-    if larger <= LARGEST_GROUP:
-        remedy = f"train on demonstrations first, or set actor_rollout_ref.rollout.n={larger}"
-    return (
-        f"{key} varies in {share:.1%} of groups of {size}, {share * prompts:.2g} of {prompts} per "
-        f"step. It may never be learned; {remedy}"
-    )

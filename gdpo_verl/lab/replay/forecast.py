@@ -9,7 +9,6 @@ reward is constant adds nothing.
 from __future__ import annotations
 
 import textwrap
-from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition
 from gdpo_verl.diagnostics import influence_terms
+from gdpo_verl.lab.rundir.responses import places_by_group
 from gdpo_verl.lab.text import columns
 
 WIDTH = 100
@@ -78,14 +78,11 @@ def groups_of_size(groups: Sequence[Hashable], size: int) -> dict[int, Hashable]
     >>> groups_of_size(["a", "a", "b", "a", "b"], 2)
     {0: ('a', 0), 1: ('a', 0), 2: ('b', 0), 4: ('b', 0)}
     """
-    places_by_prompt: dict[Hashable, list[int]] = defaultdict(list)
-    for place, group in enumerate(groups):
-        places_by_prompt[group].append(place)
     new_groups: dict[int, Hashable] = {}
-    for group, places in places_by_prompt.items():
+    for places in places_by_group(groups):
         for start in range(0, len(places) - size + 1, size):
             for place in places[start : start + size]:
-                new_groups[place] = (group, start)
+                new_groups[place] = (groups[place], start)
     return dict(sorted(new_groups.items()))
 
 

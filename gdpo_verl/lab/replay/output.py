@@ -1,4 +1,4 @@
-"""A replay for a terminal, as JSON, and as a page."""
+"""A replay for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.replay import Replay
 from gdpo_verl.lab.replay.advice import Verdict
 from gdpo_verl.lab.replay.figures import Figures
 from gdpo_verl.lab.replay.forecast import forecast_lines
-from gdpo_verl.lab.rundir.dumps import reward_of, scores_text, short_prompt, shorten
-from gdpo_verl.lab.templates import templates
+from gdpo_verl.lab.rundir.dumps import reward_of, scores_text
 from gdpo_verl.lab.text import columns
 
 LIMITS = (
@@ -24,7 +22,6 @@ LIMITS = (
 _REPRODUCED = 1e-3
 _WIDTH = 100
 _SHOWN = 3  # of the responses that change most, on the terminal
-_TEXT = 1_500  # characters of each on the page
 _FORMS = {"varies": "d", "share": ".0%", "influence": ".3f", "misses": ".0%"}
 
 
@@ -140,29 +137,6 @@ def table(result: Replay) -> list[Sequence[str]]:
     for name, pairs in to_json(result)["components"].items():
         rows.append([name] + [_arrow(pairs[figure], form) for figure, form in _FORMS.items()])
     return rows
-
-
-def write_page(result: Replay, folder: Path) -> Path:
-    """Write index.html, which needs no other file; returns its path."""
-    head, *rows = table(result)
-    page = (
-        templates("gdpo_verl.lab.report")
-        .get_template("replay.html.j2")
-        .render(
-            result=result,
-            limits=LIMITS,
-            reproduction=reproduction(result),
-            changes=changes(result),
-            head=head,
-            rows=[(name, cells) for name, *cells in rows],
-            change=_change,
-            short_prompt=short_prompt,
-            shorten=lambda text: shorten(text, _TEXT),
-        )
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "index.html", page)
-    return folder / "index.html"
 
 
 def _arrow(pair: Sequence[float | int | None], form: str) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gdpo_verl.lab.report.page import follow_report, write_report
+from gdpo_verl.lab.report.page import write_report
 
-__all__ = ["follow_report", "write_report"]
+__all__ = ["write_report"]

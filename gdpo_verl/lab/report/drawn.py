@@ -8,11 +8,12 @@ from statistics import fmean
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.diagnostics import batch_metrics
+from gdpo_verl.lab.rundir.dumps import find_dumps
 from gdpo_verl.lab.rundir.metrics import Metrics
 from gdpo_verl.lab.rundir.responses import Batch
 from gdpo_verl.lab.rundir.run import Run
 from gdpo_verl.lab.rundir.settings import Setting, recorded_setting
-from gdpo_verl.lab.rundir.source import Source, find_dumps
+from gdpo_verl.lab.rundir.source import Source
 from gdpo_verl.names import SCORES
 
 
@@ -66,7 +67,7 @@ def _of_mini_batches(parts: Sequence[tuple[int, Mapping[str, float]]]) -> Metric
     """Return the metrics of a step from those of its mini-batches, as verl aggregates them.
 
     A mean has the weight of what it is over, without one that of the responses
-    (`gdpo_verl.plugin.aggregation`).
+    (`gdpo_verl.plugin.step.aggregation`).
     """
     metrics: Metrics = {}
     for key in dict.fromkeys(key for _, found in parts for key in found):

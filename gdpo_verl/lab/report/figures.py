@@ -1,42 +1,32 @@
-"""Pictures: panels side by side as a PNG, or one as SVG for the page."""
+"""Pictures of the page, as SVG; their colours, and curves smoothed and averaged."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import matplotlib
 from markupsafe import Markup
-from matplotlib.artist import Artist
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.font_manager import fontManager
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.figure import Figure
 
-from gdpo_verl.lab.files import replacing
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.report.svg import BLUE, GRID, INK, OTHERS, STYLE, VERMILION, inline_svg
+from gdpo_verl.lab.report.svg import BLUE, GRID, OTHERS, STYLE, VERMILION, inline_svg
 from gdpo_verl.lab.rundir.metrics import Series
 from gdpo_verl.lab.rundir.run import Run
 
 _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
-# For names in characters that matplotlib's own font lacks; it would warn of each family missing.
-_CJK = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC")
-_INSTALLED = fontManager.get_font_names()
-_STYLE = STYLE | {"font.family": ["sans-serif"] + [name for name in _CJK if name in _INSTALLED]}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture with a title, drawn into a figure or a part of one."""
+    """A picture with a title."""
 
     title: str
-    draw: Callable[[Figure | SubFigure], None]
-    height: float = 3.2
+    draw: Callable[[Figure], None]
+    height: float = 3.2  # in inches
 
 
 def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
@@ -44,7 +34,7 @@ def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
     colors: list[str] = []
     others = cycle(OTHERS)
     for recipe in recipes:
-        named = _NAMED.get(recipe.estimator.lower())
+        named = _NAMED.get(recipe.runs[0].estimator.lower())
         colors.append(named if named and named not in colors else next(others))
     return colors
 
@@ -88,59 +78,14 @@ def band(series: Iterable[Series]) -> list[tuple[int, float, float, float]]:
     return points
 
 
-def write_png(panels: Sequence[Panel], recipes: Sequence[Recipe], path: Path) -> Path:
-    """Draw panels side by side into a PNG, with a legend."""
-    columns = min(3, max(1, len(panels)))
-    rows = max(1, -(-len(panels) // columns))
-    height = max((panel.height for panel in panels), default=3.2)
-    with matplotlib.rc_context(_STYLE):
-        # Not by pyplot, which keeps each figure until it is closed.
-        figure = Figure(
-            figsize=(max(6.0, 4.6 * columns), height * rows + 0.5), dpi=160, layout="constrained"
-        )
-        if panels:
-            grid = figure.subfigures(rows, columns, squeeze=False, wspace=0.03).ravel()
-            for part, panel in zip(grid, panels, strict=False):
-                panel.draw(part)
-                _title(part, panel.title)
-        else:
-            figure.text(0.5, 0.5, "no reward components in these runs", ha="center")
-        handles, labels = _legend(recipes)
-        legend = figure.legend(
-            handles, labels, loc="outside upper center", ncols=len(handles), frameon=False
-        )
-        # A run's name may hold dollar signs, which would be read as a formula.
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-        with replacing(path) as scratch:  # not through a symbolic link of that name
-            figure.savefig(scratch, facecolor="white", format="png")
-    return path
-
-
 def panel_svg(panel: Panel) -> Markup:
     """A panel as inline SVG that takes its ink from the page's colours."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # The browser's fonts have the characters that matplotlib's own font lacks.
+        warnings.filterwarnings("ignore", message="Glyph")
         figure = Figure(figsize=(4.5, panel.height), layout="constrained")
         panel.draw(figure)
-        _title(figure, panel.title)
+        first = figure.axes[0]
+        first.set_title(panel.title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
         # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
         return Markup(inline_svg(figure, panel.title, {GRID: "var(--grid)"}))
-
-
-def _title(figure: Figure | SubFigure, title: str) -> None:
-    figure.axes[0].set_title(title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
-
-
-def _legend(recipes: Sequence[Recipe]) -> tuple[list[Artist], list[str]]:
-    colors = recipe_colors(recipes)
-    handles: list[Artist] = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
-    labels = [recipe.name for recipe in recipes]
-    if any(len(recipe.runs) == 1 for recipe in recipes):
-        handles.append(Line2D([], [], color=INK, linewidth=0.8, alpha=0.5))
-        labels.append("each step")
-    if any(len(recipe.runs) > 1 for recipe in recipes):
-        handles.append(Patch(color=INK, alpha=0.2, linewidth=0))
-        labels.append("range of the runs")
-    dot: dict[str, Any] = {"marker": "o", "linestyle": ":", "markeredgecolor": "white"}
-    handles.append(Line2D([], [], color=INK, **dot))
-    return handles, [*labels, "held-out prompts"]

@@ -6,15 +6,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gdpo_verl.config.components import MINI_BATCH, TOKENS
+from gdpo_verl.config.components import ADVANTAGE
 from gdpo_verl.distinct import levels
+from gdpo_verl.lab.rundir.columns import may_be_reward
 from gdpo_verl.lab.rundir.dumps import (
     ADVANTAGES,
     DUMP_BYTES,
@@ -23,7 +23,7 @@ from gdpo_verl.lab.rundir.dumps import (
     reward_of,
     short_prompt,
     shorten,
-    variant_of,
+    variant_column,
 )
 from gdpo_verl.lab.rundir.responses import (
     GroupTable,
@@ -38,21 +38,8 @@ from gdpo_verl.lab.rundir.responses import (
 STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
-# Numbers of a row that no reward returned.
-_NO_SCORES = ("step", TOKENS, MINI_BATCH)
 
 Vector = tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class RewardPattern:
-    """Rollouts of one group that got the same rewards."""
-
-    rewards: Vector  # one a component; None where it is not scored
-    count: int
-    grpo: float
-    gdpo: float
-    collapsed: bool  # GRPO gives it the advantage of another pattern, GDPO does not
 
 
 @dataclass(frozen=True)
@@ -64,23 +51,15 @@ class DumpSummary:
     """
 
     responses: int
-    complete: bool  # no row is incomplete
     groups: int  # those with a scored component
     dead: Mapping[Vector, int]  # groups in which nothing varies, by the rewards of their responses
     dead_prompt: str  # the end of the prompt of one of them
     compared: int  # groups of which both advantages were dumped
     collapsed: int  # those in which GRPO alone gives one advantage to different rewards
     collapsed_by_gdpo: int  # those in which GDPO alone does: components that cancel out
-    example: tuple[RewardPattern, ...]  # of the group with the most that GRPO takes for equal
     shown: tuple[dict[str, Any], ...]  # what the page's browser shows, see `_shown_group`
     shown_of: int  # the number of groups that `shown` is taken from
     notes: tuple[str, ...]  # what could not be read, as sentences
-
-
-def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
-    """Read a dump; one that has not changed since is not read again."""
-    status = path.stat()
-    return _read_step(path, status.st_mtime_ns, status.st_size, tuple(components))
 
 
 def prompt_digest(prompt: str) -> bytes:
@@ -105,53 +84,36 @@ def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> lis
     return [seconds[same] > 1 for same, _ in pairs]
 
 
+@dataclass(frozen=True)
 class _Group:
     """The responses to one prompt.
 
     Attributes:
-      prompt: of all.
       keys: the names of the rewards.
-      vectors: the rewards of each.
+      vectors: the rewards of each response.
       scored, constant: for each reward, whether a response has it, and whether all have one value.
       dead: all rewards are constant, and there are several responses.
-      pairs: the advantages of each, by GDPO and by GRPO; None where one was not dumped.
+      advantages: those of each response by GDPO and by GRPO; None where one was not dumped.
       compared: each response has both advantages.
       collapsed: for each response, whether GRPO treats it as equal to another, and GDPO does not.
       collapsed_by_gdpo: GDPO treats some as equal that GRPO does not.
     """
 
-    def __init__(self, members: Sequence[Response], keys: Sequence[str]) -> None:
-        self.members = members
-        self.prompt = members[0].prompt
-        self.keys = keys
-        self.vectors = [reward_vector(each.row, keys) for each in members]
-        self.scored: Sequence[bool] = ()
-        self.constant: Sequence[bool] = ()
-        self.dead = False
-        self.pairs = [reward_vector(each.row, ADVANTAGES) for each in members]
-        known = [pair for pair in self.pairs if None not in pair]
-        self.compared = bool(keys) and len(known) == len(members)
-        self.gdpo: Sequence[float] = ()
-        self.grpo: Sequence[float] = ()
-        self.collapsed = [False] * len(members)
-        self.collapsed_by_gdpo = False
-        if self.compared:
-            self.gdpo, self.grpo = zip(*known, strict=True)
-            self.collapsed = ties_split_elsewhere(self.grpo, self.gdpo)
-            self.collapsed_by_gdpo = any(ties_split_elsewhere(self.gdpo, self.grpo))
+    members: Sequence[Response]
+    keys: Sequence[str]
+    vectors: Sequence[Vector]
+    scored: Sequence[bool]
+    constant: Sequence[bool]
+    dead: bool
+    advantages: Sequence[Vector]
+    compared: bool
+    collapsed: Sequence[bool]
+    collapsed_by_gdpo: bool
 
     @property
-    def patterns(self) -> tuple[RewardPattern, ...]:
-        """The different rewards of a group that is compared, the largest GRPO advantage first."""
-        counts = Counter(self.vectors)
-        patterns = []
-        for rewards, count in counts.items():
-            # An advantage follows from the rewards: one response speaks for all like it.
-            row = self.vectors.index(rewards)
-            grpo = self.grpo[row]
-            gdpo = self.gdpo[row]
-            patterns.append(RewardPattern(rewards, count, grpo, gdpo, self.collapsed[row]))
-        return tuple(sorted(patterns, key=lambda each: (each.grpo, each.gdpo), reverse=True))
+    def prompt(self) -> str:
+        """The prompt of all responses."""
+        return self.members[0].prompt
 
 
 def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Group]:
@@ -160,18 +122,37 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
     First come those with the most that GRPO treats as equal, then an order that knows no score.
     """
     ids = [(each.mini_batch, each.group) for each in responses]
-    groups = []
-    for places in places_by_group(ids):
-        groups.append(_Group([responses[place] for place in places], keys))
+    vectors = [reward_vector(each.row, keys) for each in responses]
+    advantages = [reward_vector(each.row, ADVANTAGES) for each in responses]
     # None becomes NaN.
-    vectors = np.array([reward_vector(each.row, keys) for each in responses], dtype=np.float64)
-    rewards = torch.from_numpy(vectors.reshape(len(responses), len(keys)))
-    table = GroupTable.of(rewards, ids)
-    columns = zip(table.scored.tolist(), table.constant.tolist(), table.dead.tolist(), strict=True)
-    for group, (scored, constant, dead) in zip(groups, columns, strict=True):
-        group.scored = scored
-        group.constant = constant
-        group.dead = dead
+    rewards = np.array(vectors, dtype=np.float64).reshape(len(responses), len(keys))
+    table = GroupTable.of(torch.from_numpy(rewards), ids)
+    scored = table.scored.tolist()
+    constant = table.constant.tolist()
+    dead = table.dead.tolist()
+    groups = []
+    for number, places in enumerate(places_by_group(ids)):
+        own = [advantages[place] for place in places]
+        compared = bool(keys) and all(None not in pair for pair in own)
+        collapsed = [False] * len(places)
+        collapsed_by_gdpo = False
+        if compared:
+            gdpo, grpo = zip(*own, strict=True)
+            collapsed = ties_split_elsewhere(grpo, gdpo)
+            collapsed_by_gdpo = any(ties_split_elsewhere(gdpo, grpo))
+        group = _Group(
+            members=[responses[place] for place in places],
+            keys=keys,
+            vectors=[vectors[place] for place in places],
+            scored=scored[number],
+            constant=constant[number],
+            dead=dead[number],
+            advantages=own,
+            compared=compared,
+            collapsed=collapsed,
+            collapsed_by_gdpo=collapsed_by_gdpo,
+        )
+        groups.append(group)
     groups.sort(key=lambda group: (-sum(group.collapsed), prompt_digest(group.prompt)))
     return groups
 
@@ -179,14 +160,13 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
 def _numbers_of(responses: Sequence[Response]) -> list[str]:
     """Return the columns of numbers of a dump without components, such as the score."""
     row = responses[0].row if responses else {}
-    _, variant = variant_of(row)
-    others = (*_NO_SCORES, *ADVANTAGES, variant)
-    return [key for key, value in row.items() if reward_of(value) is not None and key not in others]
+    numbers = [name for name, value in row.items() if reward_of(value) is not None]
+    return [name for name in numbers if name in ("score", "reward") or may_be_reward(name)]
 
 
-@lru_cache(maxsize=4096)
-def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]) -> DumpSummary:
-    # Time and size are there for the cache, which else would answer from before the last change.
+def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
+    """Read a dump, and keep of it what the report shows."""
+    size = path.stat().st_size
     responses, incomplete = responses_of(numbered_rows(path, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
@@ -218,14 +198,12 @@ def _read_step(path: Path, modified: int, size: int, components: tuple[str, ...]
         shown.append(content)
     return DumpSummary(
         responses=len(responses),
-        complete=not incomplete,
         groups=len(counted),
         dead=Counter(_any_rewards(group) for group in dead),
         dead_prompt=short_prompt(dead[0].prompt) if dead else "",
         compared=sum(group.compared for group in counted),
         collapsed=sum(any(group.collapsed) for group in counted),
         collapsed_by_gdpo=sum(group.collapsed_by_gdpo for group in counted),
-        example=counted[0].patterns if counted and any(counted[0].collapsed) else (),
         shown=tuple(shown),
         shown_of=len(groups),
         notes=tuple(notes),
@@ -250,17 +228,17 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     many, evenly spaced ones are kept.
     """
     members = group.members
-    variant, column = variant_of(members[0].row)
+    column = variant_column(members[0].row)
     # Of many rewards a prompt may have two: the others are named once.
     scored = [k for k, is_scored in enumerate(group.scored) if is_scored]
     constant = [k for k in scored if group.constant[k] and len(members) > 1]
     names = [group.keys[k] for k in scored]
     # Held-out rows, which have no advantage, stay in the order of the dump.
-    order = sorted(range(len(members)), key=lambda i: -(group.pairs[i][0] or 0))
+    order = sorted(range(len(members)), key=lambda i: -(group.advantages[i][0] or 0))
     rows = []
     for i in evenly_spaced(order, GROUP_ROWS):
         row = members[i].row
-        gdpo, grpo = group.pairs[i]
+        gdpo, grpo = group.advantages[i]
         rows.append(
             {
                 "text": shorten(members[i].text, TEXT_CHARACTERS),
@@ -277,7 +255,7 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
         "expected": shorten(members[0].row.get("gts"), TEXT_CHARACTERS),
         "keys": names,
         "unscored": [name for name in components if name not in names],
-        "variant": variant,
+        "variant": column.removesuffix(ADVANTAGE),
         "constant": [group.keys[k] for k in constant],
         "size": len(members),
         "rows": rows,

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from gdpo_verl import names
 from gdpo_verl.lab.report.figures import Panel, band, recipe_colors, smooth, smoothing_window
 from gdpo_verl.lab.report.recipes import Recipe
-from gdpo_verl.lab.report.tables import seconds_by_phase
-from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.rundir.run import Run, logged_keys
 
 _MARKERS = "oDs^vP"
-_KL = {
-    "actor/kl_loss": "KL to the reference policy",
-    "actor/reward_kl_penalty": "KL to the reference policy, in the reward",
-    "actor/ppo_kl": "KL over the updates of a step",
+# Titles and metrics, drawn where they are logged.
+_OF_GROUPS = {
+    "Responses with conflicting rewards": names.SIGN_CONFLICTS.key,
+    "Shift of 0 by whitening": names.WHITEN_SHIFT.key,
+    "Variance of the decoupled sum in a group": names.NOISE_FLOOR.key,
+    "Phantom groups": names.PHANTOM_GROUPS.key,
 }
-
-# Title and metric.
-_OF_GROUPS = (
-    ("Responses with conflicting rewards", names.SIGN_CONFLICTS),
-    ("Shift of 0 by whitening", names.WHITEN_SHIFT),
-    ("Variance of the decoupled sum in a group", names.NOISE_FLOOR),
-    ("Phantom groups", names.PHANTOM_GROUPS),
-)
+_OF_TRAINING = {
+    "Response length, tokens": "response_length/mean",
+    "Entropy of the policy": "actor/entropy",
+    "KL to the reference policy": "actor/kl_loss",
+    "KL to the reference policy, in the reward": "actor/reward_kl_penalty",
+    "KL over the updates of a step": "actor/ppo_kl",
+}
+_SHARES = (names.SIGN_CONFLICTS.key, names.PHANTOM_GROUPS.key)
 
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
@@ -47,54 +47,48 @@ def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> li
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
     """Panels of distinct advantages by estimator, and of what else is logged of whole groups."""
-    logged = _logged(recipes)
-    panels = [Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))]
-    for title, metric in _OF_GROUPS:
-        if metric.key in logged:
-            percent = metric.unit == "share"
-            panels.append(_metric_panel(recipes, title, metric.key, percent=percent))
-    return panels
+    distinct = Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))
+    return [distinct, *_metric_panels(recipes, _OF_GROUPS)]
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Length, entropy, KL and time per phase."""
-    logged = _logged(recipes)
-    # The one that the run is penalised by; without any, verl logs the updates' KL.
-    kl = next((key for key in _KL if key in logged), "actor/ppo_kl")
-    return [
-        _metric_panel(recipes, "Response length, tokens", "response_length/mean"),
-        _metric_panel(recipes, "Entropy of the policy", "actor/entropy"),
-        _metric_panel(recipes, _KL[kl], kl, label=kl),
-        Panel("Seconds a step by phase", partial(_draw_phases, recipes)),
-    ]
+    """Panels of length, entropy and KL."""
+    return _metric_panels(recipes, _OF_TRAINING)
 
 
-def _metric_panel(
-    recipes: Sequence[Recipe], title: str, key: str, *, percent: bool = False, label: str = ""
-) -> Panel:
-    def draw(figure: Figure | SubFigure) -> None:
-        axes = figure.subplots()
-        _draw(axes, recipes, key)
-        _finish(axes, label, percent=percent)
-
-    return Panel(title, draw)
+def _metric_panels(recipes: Sequence[Recipe], metrics: Mapping[str, str]) -> list[Panel]:
+    logged = logged_keys(_runs(recipes))
+    panels = []
+    for title, key in metrics.items():
+        if key in logged:
+            panels.append(Panel(title, partial(_draw_metric, recipes, key)))
+    return panels
 
 
-def _draw_distinct(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
+def _draw_metric(recipes: Sequence[Recipe], key: str, figure: Figure) -> None:
+    axes = figure.subplots()
+    _draw(axes, recipes, key)
+    _finish(axes, percent=key in _SHARES)
+
+
+def _draw_distinct(recipes: Sequence[Recipe], figure: Figure) -> None:
     axes = figure.subplots()
     _draw(axes, recipes, names.DISTINCT_GDPO.key)
     _draw(axes, recipes, names.DISTINCT_GRPO.key, linestyle="--")
     _finish(axes, "solid GDPO, dashed GRPO")
 
 
-def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure | SubFigure) -> None:
+def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure) -> None:
     parts = {
         "constant\ngroups": names.CONSTANT_GROUPS,
         "share of\nadvantage": names.ADVANTAGE_SHARE,
         "influence": names.INFLUENCE,
     }
-    if names.TURN_SPREAD.of(component) in _logged(recipes):
+    if names.TURN_SPREAD.of(component) in logged_keys(_runs(recipes)):
         parts["spread\nover turns"] = names.TURN_SPREAD
+    if names.CRITERIA_VARYING.of(component) in logged_keys(_runs(recipes)):
+        parts["criteria\nvarying"] = names.CRITERIA_VARYING
+        parts["all criteria\nmet"] = names.ALL_CRITERIA_MET
     ratios = [2.4] + [1.0] * len(parts)
     reward, *rest = axes = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     _draw(reward, recipes, names.MEAN.of(component))
@@ -133,19 +127,6 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
                 axes.vlines(steps, low, high, color=color, linewidth=1.2, zorder=3)
 
 
-def _draw_phases(recipes: Sequence[Recipe], figure: Figure | SubFigure) -> None:
-    axes = figure.subplots()
-    times = [seconds_by_phase(recipe.runs) for recipe in recipes]
-    phases = list(dict.fromkeys(phase for each in times for phase in each))
-    thick = 0.8 / max(1, len(recipes))
-    for i, (each, color) in enumerate(zip(times, recipe_colors(recipes), strict=True)):
-        places = [n - 0.4 + (i + 0.5) * thick for n in range(len(phases))]
-        axes.barh(places, [each.get(phase, 0.0) for phase in phases], thick, color=color)
-    axes.set_yticks(range(len(phases)), phases, parse_math=False)
-    axes.invert_yaxis()  # the longest phase is the first, and belongs on top
-    _lay_grid(axes, "x", empty=not phases)
-
-
 def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = True) -> None:
     axes.set_ylabel(label)
     if percent:
@@ -155,19 +136,11 @@ def _finish(axes: Axes, label: str = "", *, percent: bool = False, last: bool = 
     if last:
         axes.set_xlabel("training step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _lay_grid(axes, "y", empty=not axes.lines)
-
-
-def _lay_grid(axes: Axes, across: Literal["x", "y"], *, empty: bool) -> None:
-    axes.grid(axis=across)
+    axes.grid(axis="y")
     axes.set_axisbelow(True)
-    if empty:
+    if not axes.lines:
         axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center")
 
 
 def _runs(recipes: Sequence[Recipe]) -> list[Run]:
     return [run for recipe in recipes for run in recipe.runs]
-
-
-def _logged(recipes: Sequence[Recipe]) -> set[str]:
-    return {key for run in _runs(recipes) for data in run.metrics.values() for key in data}

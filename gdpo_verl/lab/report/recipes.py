@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.rundir.run import Run, flattened
 
-MOST_DIFFERENCES = 60
 # What a run is called and where it writes.
 _NAMES = {
     "trainer.experiment_name",
@@ -31,10 +30,6 @@ class Recipe:
 
     name: str  # the recipe's, or the only run's
     runs: tuple[Run, ...]  # in the order in which they were given
-
-    @property
-    def estimator(self) -> str:
-        return self.runs[0].estimator
 
 
 def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:

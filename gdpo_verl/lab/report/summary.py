@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
 from gdpo_verl.lab.report.groups import Vector
-from gdpo_verl.lab.report.survey import RunDumps, find_collapse
+from gdpo_verl.lab.report.survey import RunDumps
 from gdpo_verl.lab.report.tables import means_of_ends, number_of_ends
 from gdpo_verl.lab.rundir.alerts import Alert, find_alerts
 from gdpo_verl.lab.rundir.dumps import scores_text
 from gdpo_verl.lab.rundir.run import Run
-from gdpo_verl.names import ADVANTAGE_SHARE, CONSTANT_GROUPS, MEAN
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN
 
 # A component's logged steps that a trend needs: fewer say nothing against noise.
 _FEWEST = 8
-# Of a component that has stopped, the last quarter has at most this share of what it learnt before.
-_STILL = 0.1
 _COMMONEST = 3
 _RECENT_STEPS = 10
 
@@ -38,110 +36,47 @@ class Summary:
 
 
 def summarise_run(dumps: RunDumps) -> Summary:
-    """Say which components learn, what they weigh, and which groups are dead."""
+    """Say which components learn, and which groups are dead or collapse."""
     run = dumps.run
     scored = [name for name in run.components if run.values(MEAN.of(name))]
     sentences = [_learning(run, name) for name in scored]
     never = [name for name in run.components if name not in scored]
     if never:
         sentences.append(f"Never scored: {', '.join(never)}.")
-    sentences += _weights(run, scored)
     sentences += _dead_groups(dumps)
     sentences += _collapse(dumps)
     alerts = find_alerts(run.metrics, run.components)
     return Summary(run.name, tuple(sentences), tuple(alerts))
 
 
-@dataclass(frozen=True)
-class Trend:
-    """The change of a curve's mean from one quarter of its steps to another.
-
-    The standard errors are as if steps were independent.
-    """
-
-    steps: int  # of the last two quarters
-    change: float  # from the third quarter to the last
-    error: float
-    earlier: float  # from the first quarter to the third
-    earlier_error: float
-
-    @property
-    def moves(self) -> bool:
-        # Of curves that stand still about one in twenty is beyond two errors by chance.
-        return abs(self.change) > 2 * self.error
-
-    @property
-    def has_stopped(self) -> bool:
-        """Return whether it rose before, and two errors more would still be a small part of it."""
-        learnt = self.earlier - 2 * self.earlier_error
-        return abs(self.change) + 2 * self.error < _STILL * learnt
-
-
-def trend(values: Sequence[float]) -> Trend | None:
-    """Compare the quarters of a curve; None for fewer than `_FEWEST` steps.
-
-    >>> trend([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).change
-    2.0
-    """
-    if len(values) < _FEWEST:
-        return None
-    size = len(values) // 4
-    first = values[:size]
-    third = values[-2 * size : -size]
-    last = values[-size:]
-    return Trend(
-        2 * size,
-        fmean(last) - fmean(third),
-        sqrt((variance(third) + variance(last)) / size),
-        fmean(third) - fmean(first),
-        sqrt((variance(first) + variance(third)) / size),
-    )
-
-
-def mixed_versions(runs: Sequence[Run]) -> Iterator[str]:
-    """Warn of what must be known before the runs are compared."""
-    versions = {run.name: str(run.launch["version"]) for run in runs if "version" in run.launch}
-    if len(set(versions.values())) > 1:
-        named = ", ".join(f"{name}: {version}" for name, version in versions.items())
-        yield f"The runs were made by different versions of gdpo-verl: {named}."
-    known = {name for run in runs for name in run.components}
-    for run in runs:
-        absent = sorted(known - set(run.components))
-        if run.components and absent:
-            yield f"{run.name}: without the component {', '.join(absent)} of the other runs."
-
-
 def _learning(run: Run, name: str) -> str:
+    """Say how the mean of a component went; its errors are as if steps were independent."""
     values = run.values(MEAN.of(name))
     few = number_of_ends(len(values))
     first, last = means_of_ends(values, few)
     went = f"{name} went from {first:.3g} to {last:.3g}"
-    silent = ""
-    constant = run.values(CONSTANT_GROUPS.of(name))[-few:]
-    if constant:
+    constant = ""
+    shares = run.values(CONSTANT_GROUPS.of(name))[-few:]
+    if shares:
         ends = f"{few} steps" if few > 1 else "step"
-        silent = f" It is constant in {fmean(constant):.0%} of the groups of the last {ends}."
-    found = trend(values)
-    if found is None:
-        return f"{went}; {len(values)} steps are too few to distinguish a trend from noise.{silent}"
+        constant = f" It is constant in {fmean(shares):.0%} of the groups of the last {ends}."
+    if len(values) < _FEWEST:
+        return (
+            f"{went}; {len(values)} steps are too few to distinguish a trend from noise.{constant}"
+        )
+    quarter = len(values) // 4
+    before = values[-2 * quarter : -quarter]
+    end = values[-quarter:]
+    change = fmean(end) - fmean(before)
+    error = sqrt((variance(before) + variance(end)) / quarter)
+    # Of curves that stand still about one in twenty is beyond two errors by chance.
     verdict = ""
-    if found.moves:
-        verdict = " and still rises" if found.change > 0 else " and falls"
-    elif found.has_stopped:
-        verdict = " and has stopped learning"
-    numbers = f"{found.change:+.3g} ± {found.error:.2g} over the last {found.steps} steps"
-    return f"{went}{verdict}: {numbers}.{silent}"
-
-
-def _weights(run: Run, scored: Sequence[str]) -> Iterator[str]:
-    parts = []
-    for name in scored:
-        shares = run.values(ADVANTAGE_SHARE.of(name))
-        if shares:
-            first, last = means_of_ends(shares, number_of_ends(len(shares)))
-            parts.append(f"{name} {first:.0%} → {last:.0%}")
-    if len(parts) > 1:  # a component alone has all of it
-        yield f"Of the advantage, first → last steps: {', '.join(parts)}."
+    if change > 2 * error:
+        verdict = " and still rises"
+    elif change < -2 * error:
+        verdict = " and falls"
+    numbers = f"{change:+.3g} ± {error:.2g} over the last {2 * quarter} steps"
+    return f"{went}{verdict}: {numbers}.{constant}"
 
 
 def _dead_groups(dumps: RunDumps) -> Iterator[str]:
@@ -169,10 +104,13 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
 
 
 def _collapse(dumps: RunDumps) -> Iterator[str]:
-    found = find_collapse([dumps])
-    if found.groups:
+    steps = dumps.training.values()
+    groups = sum(step.compared for step in steps)
+    collapsed = sum(step.collapsed for step in steps)
+    by_gdpo = sum(step.collapsed_by_gdpo for step in steps)
+    if groups:
         yield (
-            f"In {found.collapsed} of {found.groups} groups ({found.collapsed / found.groups:.1%}) "
-            "GRPO gives one advantage to responses with different advantages in GDPO; in "
-            f"{found.by_gdpo} GDPO gives one to responses with different advantages in GRPO."
+            f"In {collapsed} of {groups} groups ({collapsed / groups:.1%}) GRPO gives one "
+            "advantage to responses with different advantages in GDPO; in "
+            f"{by_gdpo} GDPO gives one to responses with different advantages in GRPO."
         )

@@ -1,8 +1,8 @@
-"""The dumps of whole runs: collapsed and dead groups, and the page's browser of responses."""
+"""The dumps of whole runs: their groups, and the page's browser of responses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,28 +10,13 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from gdpo_verl.lab.report.groups import DumpSummary, RewardPattern, read_step
+from gdpo_verl.lab.report.groups import DumpSummary, read_step
 from gdpo_verl.lab.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
 from gdpo_verl.lab.rundir.run import Run
 
 # Steps in the page's browser, of all runs together.
 PAGE_STEPS = 400
 _MOST_NOTES = 5
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """The collapsed among the groups that can be compared, see `DumpSummary`, and an example."""
-
-    groups: int = 0
-    collapsed: int = 0
-    by_gdpo: int = 0
-    # Of the group with the most rollouts that GRPO takes for equal to others; of several the first
-    # by run and step.
-    patterns: tuple[RewardPattern, ...] = ()
-    run: str = ""  # where it is from, and what its rewards are called
-    step: int = 0
-    components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,24 +32,6 @@ class RunDumps:
 def read_dumps(runs: Sequence[Run]) -> list[RunDumps]:
     """Read the dumps of all runs, of each kind about `REPORT_BYTES` together."""
     return [_read_run(run, REPORT_BYTES // len(runs)) for run in runs]
-
-
-def find_collapse(dumps: Sequence[RunDumps]) -> Collapse:
-    """Count the collapsed groups of all runs, and find the example that shows most."""
-    steps = [(each.run, n, step) for each in dumps for n, step in each.training.items()]
-    counts = (
-        sum(step.compared for *_, step in steps),
-        sum(step.collapsed for *_, step in steps),
-        sum(step.collapsed_by_gdpo for *_, step in steps),
-    )
-    shown = [entry for entry in steps if entry[2].example]
-    if not shown:
-        return Collapse(*counts)
-    # max takes the first of several.
-    run, n, step = max(
-        shown, key=lambda entry: sum(each.count for each in entry[2].example if each.collapsed)
-    )
-    return Collapse(*counts, step.example, run.name, n, tuple(run.components))
 
 
 def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:
@@ -97,7 +64,7 @@ def _read_run(run: Run, limit: int) -> RunDumps:
     notes += found[:_MOST_NOTES]
     if len(found) > _MOST_NOTES:
         notes.append(f"{len(found) - _MOST_NOTES} more dumps could not be read in full.")
-    return RunDumps(run, training, held_out, (*notes, *_gaps(run, training)))
+    return RunDumps(run, training, held_out, tuple(notes))
 
 
 def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dict[int, DumpSummary]:
@@ -108,17 +75,3 @@ def _read(run: Run, dumps: dict[int, Path], limit: int, notes: list[str]) -> dic
             f"ones of {len(dumps)} were read, and what is said of groups is about these."
         )
     return {step: read_step(dumps[step], run.components) for step in steps}
-
-
-def _gaps(run: Run, training: Mapping[int, DumpSummary]) -> Iterator[str]:
-    if not run.components:
-        return
-    counted = {number: step for number, step in training.items() if step.complete}
-    groups = sum(step.shown_of for step in counted.values())
-    compared = sum(step.compared for step in counted.values())
-    if compared < groups:
-        first = next(n for n, step in counted.items() if step.compared < step.shown_of)
-        yield (
-            f"{groups - compared} of {groups} dumped groups lack components, gdpo_advantage or "
-            f"grpo_advantage (first at step {first}): perhaps dumped without gdpo-verl."
-        )

@@ -1,20 +1,19 @@
-"""The numbers of the report: a row for each quantity, a column for each run or recipe."""
+"""The numbers of the report: a row for each quantity, a column for each recipe."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 from statistics import fmean, median, stdev
 from typing import Any
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.lab.report.recipes import NOTHING, Recipe, Row
-from gdpo_verl.lab.report.survey import RunDumps, find_collapse
-from gdpo_verl.lab.rundir.run import Run
+from gdpo_verl.lab.rundir.run import Run, logged_keys
 from gdpo_verl.lab.statistics import half_interval
-from gdpo_verl.lab.text import duration
 from gdpo_verl.names import (
     ADVANTAGE_SHARE,
     CONSTANT_GROUPS,
@@ -28,7 +27,14 @@ from gdpo_verl.names import (
 )
 
 _FEW = 5
-_PHASES = 7
+# Labels and keys of the settings that the table shows.
+_SETTINGS = {
+    "policy": "actor_rollout_ref.model.path",
+    "prompts per step": "data.train_batch_size",
+    "responses per prompt": "actor_rollout_ref.rollout.n",
+    "learning rate": "actor_rollout_ref.actor.optim.lr",
+    "device": "trainer.device",
+}
 # A run's value at its start, where it has one, and at its end.
 Ends = tuple[float | None, float]
 
@@ -42,13 +48,12 @@ class Quantity:
     form: str = ".3f"
 
 
-def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Quantity]:
-    """The quantities of all tables.
+def quantities(runs: Sequence[Run], components: Sequence[str]) -> list[Quantity]:
+    """The quantities of the table.
 
     Of training metrics the ends are means over the first and the last five steps, fewer where a
     run has less than ten; of held-out scores they are the first and the last validation.
     """
-    runs = [each.run for each in dumps]
     # Of the shortest run, so that every column is a mean over as many steps.
     lengths = [len(run.training_steps) for run in runs if run.training_steps]
     few = number_of_ends(min(lengths, default=0))
@@ -86,8 +91,11 @@ def quantities(dumps: Sequence[RunDumps], components: Sequence[str]) -> list[Qua
         mean("distinct advantages in a group by GDPO", DISTINCT_GDPO.key, ".2f"),
         mean("distinct advantages in a group by GRPO", DISTINCT_GRPO.key, ".2f"),
     ]
-    found += _collapses(dumps)
-    found += _times(runs)
+    for key in logged_keys(runs):
+        phase = key.removeprefix("timing_s/")
+        # A second slash marks statistics of something within a phase.
+        if phase not in (key, "step") and "/" not in phase:
+            found.append(mean(f"seconds in {phase} (mean)", key, ".2f"))
     # The first step loads and compiles: a mean would tell of that.
     seconds = logged(
         "seconds a step (median)", "timing_s/step", ".1f", lambda values: (None, median(values))
@@ -105,47 +113,12 @@ def means_of_ends(values: Sequence[float], few: int) -> tuple[float, float]:
     return fmean(values[:few]), fmean(values[-few:])
 
 
-def _collapses(dumps: Sequence[RunDumps]) -> Iterator[Quantity]:
-    collapsed: dict[Path, Ends] = {}
-    reverse: dict[Path, Ends] = {}
-    for each in dumps:
-        found = find_collapse([each])
-        if found.groups:
-            collapsed[each.run.path] = (None, found.collapsed / found.groups)
-            reverse[each.run.path] = (None, found.by_gdpo / found.groups)
-    yield Quantity(
-        "groups, of all steps, in which GRPO gives one advantage to responses with different "
-        "advantages in GDPO",
-        collapsed,
-        ".1%",
-    )
-    yield Quantity("groups in which it is the other way round", reverse, ".1%")
-
-
-def _times(runs: Sequence[Run]) -> Iterator[Quantity]:
-    times = {run.path: seconds_by_phase([run]) for run in runs}
-    for phase in dict.fromkeys(phase for each in times.values() for phase in each):
-        seconds = {path: (None, each[phase]) for path, each in times.items() if phase in each}
-        yield Quantity(f"seconds a step in {phase} (mean)", seconds, ".2f")
-
-
-def summary_table(runs: Sequence[Run], found: Iterable[Quantity]) -> list[Row]:
-    """Every quantity of which at least one run knows the value."""
-    rows = [
-        ("advantage estimator", tuple(run.estimator for run in runs)),
-        ("training steps", tuple(map(_steps, runs))),
-        ("validated at steps, first → last", tuple(map(_validated, runs))),
-    ]
-    for each in found:
-        rows.append((each.label, tuple(_cell(each, [run]) for run in runs)))
-    rows.append(("time in steps and validation, without start-up", tuple(map(_total_time, runs))))
-    return [row for row in rows if set(row[1]) != {NOTHING}]
-
-
-def recipe_table(
-    recipes: Sequence[Recipe], found: Iterable[Quantity]
+def number_table(
+    recipes: Sequence[Recipe], found: Sequence[Quantity]
 ) -> tuple[list[str], list[Row]]:
-    """Mean ± standard deviation over the runs of each recipe; no rows without several runs.
+    """A row for each quantity of which a run knows the value, and a column for each recipe.
+
+    Of a recipe with several runs it holds the mean ± the standard deviation over the runs.
 
     Two recipes that were trained with the same two or more ``data.seed`` get a third column: the
     difference of the last values, its mean over the pairs ± half of a 95 % interval by Student's t.
@@ -154,22 +127,40 @@ def recipe_table(
       the names of the columns, and the rows.
     """
     names = [recipe.name for recipe in recipes]
-    if all(len(recipe.runs) == 1 for recipe in recipes):
-        return names, []
-    pairs = _pairs(recipes)
-    counts = [str(len(recipe.runs)) for recipe in recipes]
-    if pairs:
-        counts.append(f"{len(pairs)} pairs")
-        names.append(" − ".join(names))
-    rows: list[Row] = [("runs", tuple(counts))]
+    rows: list[tuple[str, list[str]]] = []
+    if any(len(recipe.runs) > 1 for recipe in recipes):
+        rows.append(("runs", [str(len(recipe.runs)) for recipe in recipes]))
+    for label, text in _texts():
+        cells = []
+        for recipe in recipes:
+            distinct = dict.fromkeys(text(run) for run in recipe.runs)
+            cells.append(", ".join(distinct))
+        rows.append((label, cells))
     for each in found:
-        cells = [_cell(each, recipe.runs) for recipe in recipes]
-        if set(cells) == {NOTHING}:
-            continue
-        if pairs:
-            cells.append(_difference(each, pairs))
-        rows.append((each.label, tuple(cells)))
-    return names, rows
+        rows.append((each.label, [_cell(each, recipe.runs) for recipe in recipes]))
+    pairs = _pairs(recipes)
+    if pairs:
+        names.append(" − ".join(names))
+        differences = {each.label: _difference(each, pairs) for each in found}
+        differences["runs"] = f"{len(pairs)} pairs"
+        for label, cells in rows:
+            cells.append(differences.get(label, NOTHING))
+    return names, [(label, tuple(cells)) for label, cells in rows if set(cells) != {NOTHING}]
+
+
+def _texts() -> Iterator[tuple[str, Callable[[Run], str]]]:
+    """The rows that hold texts: a label, and the text of a run."""
+    yield "advantage estimator", lambda run: run.estimator
+    for label, key in _SETTINGS.items():
+        yield label, partial(_setting, key)
+    yield "version of gdpo-verl", lambda run: str(run.launch.get("version", NOTHING))
+    yield "training steps", _steps
+
+
+def _setting(key: str, run: Run) -> str:
+    value = run.setting(key)
+    # A path says where this machine keeps a model; its last part says which one it is.
+    return NOTHING if value is None else PurePath(str(value)).name
 
 
 def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
@@ -195,30 +186,6 @@ def markdown(cell: str) -> str:
     # Brackets would make links and images, and so would addresses.
     escaped = re.sub(r"[\\|\[\]]|:(?=//)|(?<=www)\.", r"\\\g<0>", text)
     return escaped.replace("<", "&lt;")
-
-
-def seconds_by_phase(runs: Sequence[Run]) -> dict[str, float]:
-    """Mean seconds a training step that the runs spent in each phase, the longest first.
-
-    The smaller ones are summed up as "other", with what the step took beyond its phases.
-    """
-    sums: dict[str, float] = {}
-    for data in (each for run in runs for each in run.metrics.values()):
-        for key, value in data.items():
-            name = key.removeprefix("timing_s/")
-            # A second slash marks statistics of something within a phase.
-            if name != key and "/" not in name:
-                sums[name] = sums.get(name, 0.0) + value
-    steps = sum(len(run.values("timing_s/step")) for run in runs)
-    if not steps:
-        return {}
-    whole = sums.pop("step")
-    # verl validates and saves outside of what it calls the step.
-    inside = sum(value for name, value in sums.items() if name != "testing")
-    order = sorted(sums, key=lambda name: -sums[name])
-    phases = {name: sums[name] / steps for name in order[:_PHASES]}
-    rest = max(0.0, whole - inside) + sum(sums[name] for name in order[_PHASES:])
-    return phases | ({"other": rest / steps} if rest > 0 else {})
 
 
 def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
@@ -289,18 +256,3 @@ def _steps(run: Run) -> str:
     total = run.setting("trainer.total_training_steps")
     done = max(run.training_steps, default=0)
     return f"{done} of {total}" if is_number(total) else str(done)
-
-
-def _validated(run: Run) -> str:
-    steps: list[int] = []
-    for name in run.components:
-        for series in run.validation_series(name).values():
-            steps += [step for step, _ in series]
-    if not steps:
-        return NOTHING
-    return " → ".join(dict.fromkeys((str(min(steps)), str(max(steps)))))
-
-
-def _total_time(run: Run) -> str:
-    seconds = [*run.values("timing_s/step"), *run.values("timing_s/testing")]
-    return duration(sum(seconds)) if seconds else NOTHING

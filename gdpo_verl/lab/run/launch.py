@@ -28,6 +28,7 @@ from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import checkpoints, claim, memory, preflight, processes
 from gdpo_verl.lab.run.claim import is_finished, lock_run
 from gdpo_verl.lab.run.composition import compose, listed, recipes_directory, search_path
+from gdpo_verl.lab.run.log import describe_driver_death, describe_log, plain
 from gdpo_verl.lab.run.progress import RAY_STARTED, follow
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.metrics import (
@@ -35,9 +36,8 @@ from gdpo_verl.lab.rundir.metrics import (
     parse_metrics_line,
     set_aside_metrics,
 )
-from gdpo_verl.plugin import deaths
-from gdpo_verl.plugin.loopback import variables_for
-from gdpo_verl.plugin.model import check_model, joins_cluster
+from gdpo_verl.upstream.loopback import variables_for
+from gdpo_verl.upstream.model import check_model, joins_cluster
 
 _PER_NODE = (
     "reward.num_workers",
@@ -106,14 +106,10 @@ def train(
             preflight.check_machine(config)
             if config.trainer.device == "cpu":
                 cpu_settings.check_memory(config)
-        if config.trainer.device == "cpu":
-            actor = config.actor_rollout_ref.actor
-            once = ", each prompt once for its responses" if actor.use_prefix_grouper else ""
-            print_status(f"{recipe}: computes in {actor.fsdp_config.dtype}{once}")
         (run / layout.DONE).unlink(missing_ok=True)
         furthest = 0
         stalled = False
-        for left in range(retries, -1, -1):
+        for left in range(max(retries, 0), -1, -1):
             start = _resume_step(recipe, run)
             set_aside_metrics(run)  # verl would write over the steps of earlier starts
             try:
@@ -146,7 +142,6 @@ def answer(
     *,
     label: str,
     about: Mapping[str, Any],
-    questions: str,
 ) -> None:
     """Have verl sample responses to the prompts of data.val_files: a run of zero steps.
 
@@ -156,7 +151,6 @@ def answer(
       run: the directory for config.yaml, train.log and validation/STEP.jsonl.
       label: the name on the line of progress.
       about: for launch.json, in addition to the version.
-      questions: the number of prompts, in words, for the line of progress.
 
     Raises:
       RunDirectoryError, LaunchError, ValueError: as for `train`.
@@ -170,7 +164,7 @@ def answer(
         start = {**about, "version": gdpo_verl.__version__}
         write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
         # It never counts as hanging: one step may take hours.
-        failure = _run(driver, label, run, config, lock, math.inf, questions)
+        failure = _run(driver, label, run, config, lock, math.inf)
         if failure is not None:
             raise LaunchError(f"{label}: {failure}\nIts log: {run / layout.LOG}")
         (run / layout.DONE).touch()
@@ -199,7 +193,6 @@ def _run(
     config: DictConfig,
     lock: TextIO,
     hang_after: float,
-    questions: str = "",
 ) -> str | None:
     """Run the driver to its end; return why the run failed, or None."""
     logged_at = time.monotonic()
@@ -230,7 +223,7 @@ def _run(
     with processes.ended_by_signals():
         try:
             steps = config.trainer.total_training_steps or 0
-            follow(run, total_steps=steps, is_alive=runs_on, label=label, questions=questions)
+            follow(run, total_steps=steps, is_alive=runs_on, label=label)
             hangs = driver.poll() is None
         finally:
             processes.terminate(driver)  # one that has ended may have left workers
@@ -246,14 +239,14 @@ def _run(
 def _failure(log: str, pid: int, status: int) -> str | None:
     if status == 0:
         return None
-    death = deaths.describe_driver_death(pid, status) or deaths.describe_log(log)
+    death = describe_driver_death(pid, status) or describe_log(log)
     reason = _reason(log)
     if not death and reason.startswith("ValueError: ") and not RAY_STARTED.search(log):
         return _REJECTED + reason
     text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
         text += f": {reason}"  # an engine that was not killed has printed its error
-    remedy = memory.remedy_for(deaths.plain(log))
+    remedy = memory.remedy_for(plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
 
@@ -352,14 +345,8 @@ def composed(
                 chosen[key] = of_one_node * config.trainer.nnodes
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in overridden]
     complete = [*added, *overrides]
-    config = compose(recipe, [*paths, *complete], config_dir) if added else config
-    least = chosen.get(cpu_settings.BUCKET, 0)
-    bucket = OmegaConf.select(config, cpu_settings.BUCKET)
-    if bucket < least:
-        raise ValueError(
-            f"{cpu_settings.BUCKET}: expected at least {least}, which the model's largest weight "
-            f"takes, found {bucket}. Leave it out."
-        )
+    if added:
+        config = compose(recipe, [*paths, *complete], config_dir)
     return config, complete
 
 
@@ -387,7 +374,7 @@ def _path_overrides(run: Path) -> list[str]:
 
 def _reason(log: str) -> str:
     """Return the last error in what this start printed."""
-    lines = deaths.plain(log).splitlines()
+    lines = plain(log).splitlines()
     for line, following in reversed([*itertools.pairwise([*lines, ""])]):
         match = _ERROR.fullmatch(line.strip())
         if match and "RayTaskError" not in match[1]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from gdpo_verl.lab.catalog import prepare_command_of
 from gdpo_verl.lab.run.composition import listed
-from gdpo_verl.lab.tasks.catalog import prepare_command_of
 from gdpo_verl.lab.text import install_vllm
 
 
@@ -80,12 +80,13 @@ def check_data_files(data: Any, *keys: str) -> None:
             local = os.path.expanduser(path)
             if "://" in path:
                 continue
-            if os.path.exists(local) and _has_rows(local):
-                _check_prompt(local, data.get("prompt_key", "prompt"), f"data.{key}", path)
-                continue
-            fault = f"expected at least one row, found none in {path}"
             if not os.path.exists(local):
                 fault = f"{path!r} does not exist here"
+            elif _has_rows(local):
+                _check_prompt(local, data.get("prompt_key", "prompt"), f"data.{key}", path)
+                continue
+            else:
+                fault = f"expected at least one row, found none in {path}"
             remedy = "`gdpo-verl prepare --help` names the data sets that one command writes."
             command = prepare_command_of(path)
             if command:

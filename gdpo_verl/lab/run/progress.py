@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 
+from gdpo_verl.lab.run.log import plain
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, find_alerts
 from gdpo_verl.lab.rundir.metrics import Metrics, only_validation, parse_metrics_line
 from gdpo_verl.lab.text import duration
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN
-from gdpo_verl.plugin.deaths import plain
 
 POLL_SECONDS = 1.0
 PHASE_EVERY_SECONDS = 60.0
@@ -22,14 +22,11 @@ _RECENT = 5
 
 # Lines that verl 0.9 and vLLM print as they get further; the last one seen counts.
 RAY_STARTED = re.compile(r"Started a local Ray instance|Connected to Ray cluster")
-_STARTING = (
+_PHASES = (
     (RAY_STARTED, "loading the policy"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting vLLM"),
-)
-_STARTED = re.compile(r"Creating file logger at")
-_TRAINING = (
-    (_STARTED, "validating or taking the first step"),
-    (re.compile(r"Initial validation metrics"), "validated, taking the first step"),
+    (re.compile(r"Creating file logger at"), "validating or taking the first step"),
+    (re.compile(r"Initial validation metrics"), "the first validation has ended"),
 )
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
 # As `gdpo_verl.plugin.entry` writes them.
@@ -42,7 +39,6 @@ def follow(
     total_steps: int,
     is_alive: Callable[[], bool],
     label: str,
-    questions: str = "",
 ) -> None:
     """Show the progress of a run until its process ends.
 
@@ -55,9 +51,8 @@ def follow(
       total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
       is_alive: whether the process of the run has not ended.
       label: the run's name on the line.
-      questions: the number of prompts, in words, where no step is taken.
     """
-    state = _State(total_steps, questions)
+    state = _State(total_steps)
     metrics = _Tail(run / layout.METRICS)
     log = _Tail(run / layout.LOG)
 
@@ -91,15 +86,8 @@ def follow(
 class _State:
     """The state of the run so far."""
 
-    def __init__(self, total_steps: int, questions: str) -> None:
+    def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
-        self.questions = questions  # of a measurement, which ends with their answers
-        self.answered = False
-        self.phases = [*_STARTING]
-        if questions:
-            self.phases.append((_STARTED, f"answering {questions}"))
-        else:
-            self.phases.extend(_TRAINING)
         self.started = time.monotonic()
         self.phase = "starting Ray, vLLM and FSDP"
         self.recent: dict[int, Metrics] = {}  # of the last training steps
@@ -108,7 +96,7 @@ class _State:
 
     def see_log(self, line: str) -> str | None:
         """Read a line of the log; return a warning of the plug-in that is new."""
-        for pattern, phase in self.phases:
+        for pattern, phase in _PHASES:
             if pattern.search(line):
                 self.phase = phase
         total = _TOTAL_STEPS.search(line)
@@ -123,7 +111,6 @@ class _State:
     def see_metrics(self, step: int, data: Metrics) -> Iterator[str]:
         """Read a step; yield its line, and alerts that begin, also for a second time."""
         if only_validation(data):
-            self.answered = True
             return
         self.recent[step] = data
         while len(self.recent) > MANY_STEPS + 1:
@@ -143,7 +130,7 @@ class _State:
 
     @property
     def elapsed(self) -> str:
-        return duration(time.monotonic() - self.started)
+        return duration(round(time.monotonic() - self.started))
 
     @property
     def step(self) -> int:
@@ -169,13 +156,11 @@ class _State:
             parts.append(f"{mean(seconds):.1f} s a step")
             left = self.total_steps - self.step
             if left > 0:
-                parts.append(f"about {duration(left * mean(seconds))} left")
+                parts.append(f"about {duration(round(left * mean(seconds)))} left")
         return ", ".join(parts)
 
     def verdict(self) -> str:
         """Return the last line, when the process has ended."""
-        if self.questions and self.answered:
-            return f"answered {self.questions} in {self.elapsed}"
         if not self.recent:
             return f"ended after {self.elapsed} ({self.phase})"
         how = "ended early after" if self.step < self.total_steps else "done in"

@@ -26,7 +26,7 @@ from gdpo_verl.lab.overrides import quoted
 from gdpo_verl.lab.run import cluster_nodes, composition, launch
 from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.plugin.model import check_model
+from gdpo_verl.upstream.model import check_model
 
 # The hardware recipes may say how many devices their Ray has; here `ray start` did.
 _EXISTING_CLUSTER = [
@@ -53,6 +53,7 @@ def submit(
     run: Path,
     overrides: Sequence[str] = (),
     *,
+    program: str,
     env: Sequence[str] = (),
     upload: bool = False,
     working_dir: str | None = None,
@@ -67,6 +68,7 @@ def submit(
     What is not named here is as for `launch.train`, with a `run` where every node can write.
 
     Args:
+      program: the module of our command, which the job starts with ``python3 -m``.
       env: variables for every process of the job, NAME=VALUE or NAME for the value here.
       upload: send this gdpo-verl to every node, in place of one that is installed there.
       working_dir: a directory here, or the address of an archive, to send to every node; the job's
@@ -96,7 +98,7 @@ def submit(
     # By this name a system without an environment has a Python too, which can say so.
     place = [f"--config-dir={config_dir}"] if config_dir else []
     check = ["python3", "-m", "cluster_nodes", __version__, *files, *place]
-    train = ["python3", "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run), *place]
+    train = ["python3", "-m", program, "train", recipe, "--run", str(run), *place]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     train += ["--accept-changed-files"] if accept_changed_files else []
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
@@ -156,12 +158,6 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
         # An archive elsewhere is believed to have it.
         if "://" in sent or (sent and (Path(sent).expanduser() / file).exists()):
             return file
-        if not path.exists():
-            there = f" nor in --working-dir {sent}" if sent else ""
-            raise SubmitError(
-                f"{key}: {file!r} is relative and not in {os.getcwd()}{there}. Give a path that "
-                "every node has, or send the file with --working-dir"
-            )
     return str(path.absolute())
 
 

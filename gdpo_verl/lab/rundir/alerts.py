@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
-from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION, WHITEN_GAIN, Metric
+from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION
 
 # On average over MANY_STEPS logged steps: the share of groups in which the component does not
 # vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
@@ -17,22 +17,18 @@ SATURATED = 0.95
 STUCK = 0.05
 # The share of groups in which the outcome is the same for all and another reward is trained.
 PHANTOM_SHARE = 0.3
-# The whitening's gain at a step over the median of the MANY_STEPS steps before.
-GAIN_JUMP = 2.0
 THRESHOLDS = (
     f"constant in at least {CONSTANT_SHARE:.0%} of the groups; saturated from {SATURATED:.0%} "
     f"and stuck up to {STUCK:.0%} of the declared range; phantom if the outcome is constant, and "
-    f"another reward varies, in at least {PHANTOM_SHARE:.0%} of the groups; jumped if whitening "
-    f"magnifies {GAIN_JUMP:g} times as much as before"
+    f"another reward varies, in at least {PHANTOM_SHARE:.0%} of the groups"
 )
 
-Kind = Literal["constant", "saturated", "stuck", "phantom", "jumped"]
+Kind = Literal["constant", "saturated", "stuck", "phantom"]
 _WORDS: dict[Kind, str] = {
     "constant": "is constant in {:.0%} of the groups",
     "saturated": "is saturated: it has reached {:.0%} of its range",
     "stuck": "is stuck: it has reached {:.0%} of its range",
     "phantom": "is constant in {:.0%} of the groups, in which other rewards are trained",
-    "jumped": "magnifies advantages {:.1f} times as much as in the steps before",
 }
 _ADVICE: dict[Kind, str] = {
     "constant": "It teaches nothing in a group in which it is constant. Sample more responses for "
@@ -44,9 +40,6 @@ _ADVICE: dict[Kind, str] = {
     "phantom": "In these groups the other rewards teach something that does not help to solve the "
     "task: a policy that always fails learns to fail briefly. Put a condition on the other "
     "rewards, set algorithm.gdpo.gate={on: <the outcome>}, or use prompts of another difficulty.",
-    "jumped": "In most groups nothing varies any more, and whitening scales the noise of the "
-    "others up. Use prompts of another difficulty, end the run, or set "
-    "algorithm.gdpo.whiten=none.",
 }
 
 
@@ -54,7 +47,7 @@ _ADVICE: dict[Kind, str] = {
 class Alert:
     """A component that taught little, from one step to another."""
 
-    component: str  # "the outcome" for "phantom", "whitening" for "jumped"
+    component: str  # "the outcome" for "phantom"
     kind: Kind
     first: int  # of the logged steps, the MANY_STEPS that raised it included
     last: int
@@ -82,63 +75,51 @@ def find_alerts(
 
       `CONSTANT_GROUPS` is at least `CONSTANT_SHARE` (constant),
       `SATURATION` is at least `SATURATED` or at most `STUCK`,
-      `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom);
+      `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom).
 
-    and a step whose `WHITEN_GAIN` is at least `GAIN_JUMP` times the median of as many before it
-    (jumped). Overlapping windows, and steps that follow each other, are one alert. `metrics` are
-    by step, in its order; the alerts by component, kind and step.
+    Overlapping windows are one alert. `metrics` are by step, in its order; the alerts by component,
+    kind and step.
     """
-    rules: tuple[tuple[Kind, Metric, float, float], ...] = (
-        ("constant", CONSTANT_GROUPS, CONSTANT_SHARE, float("inf")),
-        ("saturated", SATURATION, SATURATED, float("inf")),
-        ("stuck", SATURATION, float("-inf"), STUCK),
-    )
-    alerts = []
+    most = float("inf")
+    rules: list[tuple[str, Kind, str, float, float]] = []
     for name in components:
-        for kind, metric, low, high in rules:
-            for stretch in _stretches(metrics, metric.of(name), MEAN.of(name), low, high):
-                alerts.append(Alert(name, kind, *stretch))
-    for stretch in _stretches(metrics, PHANTOM_GROUPS.key, "", PHANTOM_SHARE, float("inf")):
-        alerts.append(Alert("the outcome", "phantom", *stretch))
-    for jump in _jumps(metrics, WHITEN_GAIN.key):
-        alerts.append(Alert("whitening", "jumped", *jump))
+        saturation = SATURATION.of(name)
+        rules.append((name, "constant", CONSTANT_GROUPS.of(name), CONSTANT_SHARE, most))
+        rules.append((name, "saturated", saturation, SATURATED, most))
+        rules.append((name, "stuck", saturation, -most, STUCK))
+    rules.append(("the outcome", "phantom", PHANTOM_GROUPS.key, PHANTOM_SHARE, most))
+    alerts = []
+    for component, kind, key, low, high in rules:
+        steps = [step for step, data in metrics.items() if key in data]
+        values = [metrics[step][key] for step in steps]
+        for start, end in _stretches(values, low, high):
+            logged = [metrics[step].get(MEAN.of(component)) for step in steps[start:end]]
+            means = [mean for mean in logged if mean is not None]
+            alert = Alert(
+                component=component,
+                kind=kind,
+                first=steps[start],
+                last=steps[end - 1],
+                value=fmean(values[start:end]),
+                mean=fmean(means) if means else None,
+                ongoing=end == len(values),
+            )
+            alerts.append(alert)
     return alerts
 
 
-def _stretches(
-    metrics: Mapping[int, Mapping[str, float]], key: str, mean_key: str, low: float, high: float
-) -> Iterator[tuple[int, int, float, float | None, bool]]:
-    steps = [step for step, data in metrics.items() if key in data]
-    values = [metrics[step][key] for step in steps]
-    # Windows in question, as positions [start, end) that are joined where they overlap.
-    joined: list[list[int]] = []
+def _stretches(values: Sequence[float], low: float, high: float) -> list[tuple[int, int]]:
+    """Return the windows whose mean is in a range, as places [start, end), joined if they overlap.
+
+    >>> _stretches([0.0] * 10 + [1.0] * 21, 1.0, 1.0)
+    [(10, 31)]
+    """
+    joined: list[tuple[int, int]] = []
     for start in range(len(values) - MANY_STEPS + 1):
         end = start + MANY_STEPS
         if low <= fmean(values[start:end]) <= high:
             if joined and start < joined[-1][1]:
-                joined[-1][1] = end
+                joined[-1] = (joined[-1][0], end)
             else:
-                joined.append([start, end])
-    for start, end in joined:
-        inside = steps[start:end]
-        means = [metrics[step][mean_key] for step in inside if mean_key in metrics[step]]
-        value = fmean(values[start:end])
-        mean = fmean(means) if means else None
-        yield inside[0], inside[-1], value, mean, end == len(values)
-
-
-def _jumps(
-    metrics: Mapping[int, Mapping[str, float]], key: str
-) -> Iterator[tuple[int, int, float, None, bool]]:
-    steps = [step for step, data in metrics.items() if key in data]
-    values = [metrics[step][key] for step in steps]
-    place = MANY_STEPS
-    while place < len(values):
-        before = median(values[place - MANY_STEPS : place])
-        end = place
-        while before > 0 and end < len(values) and values[end] >= GAIN_JUMP * before:
-            end += 1
-        if end > place:
-            factor = fmean(values[place:end]) / before
-            yield steps[place], steps[end - 1], factor, None, end == len(values)
-        place = end + 1
+                joined.append((start, end))
+    return joined

@@ -14,8 +14,9 @@ import orjson
 
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import ADVANTAGE
-from gdpo_verl.plugin.row_key import RowKey
+from gdpo_verl.lab.rundir import layout
 from gdpo_verl.reward_dicts import NESTED, unnested
+from gdpo_verl.upstream.row_key import RowKey
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
@@ -95,6 +96,40 @@ def step_files(folder: Path) -> list[tuple[int, Path]]:
     """Return the dumps and tables of completions in a folder with their steps, in order."""
     files = [(step_of(each), each) for each in folder.glob("*") if each.is_file()]
     return sorted((step, each) for step, each in files if step is not None)
+
+
+class NoDumpsError(ValueError):
+    """There are no responses at a path."""
+
+
+def find_dumps(path: Path) -> dict[int | None, Path]:
+    """Return the files of responses by step; by None a file that may hold several steps.
+
+    Raises:
+      ValueError: there are none (`NoDumpsError`), or those of several runs.
+    """
+    if path.is_file() and path.suffix in SUFFIXES:
+        return {step_of(path): path}
+    dumps: dict[Path, list[tuple[int, Path]]] = {}
+    for folder in [path, *path.glob("*/"), *path.glob("*/*/")]:
+        files = step_files(folder)
+        if files and (folder == path or folder.name != layout.VALIDATION):
+            dumps[folder] = files
+    if not dumps:
+        names = sorted(each.name for each in path.glob("*"))
+        raise NoDumpsError(
+            f"{path}: expected rollouts/<step>.jsonl of a run, verl's <step>.jsonl "
+            "(trainer.rollout_data_dir), TRL's completions_<step>.parquet (log_completions), or a "
+            f"file of rows, {' or '.join(SUFFIXES)}, found {names[:8] or 'nothing'}. Give the path "
+            "of a file with another name."
+        )
+    if len(dumps) > 1:
+        raise ValueError(
+            f"{path}: expected the dumps of one run, found those of {len(dumps)}: "
+            f"{', '.join(map(str, dumps))}. Give one of these folders."
+        )
+    (files,) = dumps.values()
+    return dict(files)
 
 
 def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Row | None]]:
@@ -213,19 +248,18 @@ def is_padding(row: Mapping[str, Any], key: RowKey | None) -> bool:
     return key is not None and key.uid.startswith("pad") and bool(_VERLS_UID.fullmatch(key.uid))
 
 
-def variant_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the variant whose advantages a row also holds, next to GDPO and GRPO, and its column.
+def variant_column(row: Mapping[str, Any]) -> str:
+    """Return the column of a variant's advantages, which a row may hold next to GDPO's and GRPO's.
 
-    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
-    ('dvao', 'dvao_advantage')
-    >>> variant_of({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
-    ('', '')
+    >>> variant_column({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
+    'dvao_advantage'
+    >>> variant_column({"gdpo_advantage": 0.5, "grpo_advantage": 0.5})
+    ''
     """
     columns = [name for name in row if name.endswith(ADVANTAGE)]
     # A component may be named alike. The plug-in writes it before GDPO and GRPO, the variant after.
-    if ADVANTAGES[0] not in columns or columns[-1] in ADVANTAGES:
-        return "", ""
-    return columns[-1].removesuffix(ADVANTAGE), columns[-1]
+    is_dumped = ADVANTAGES[0] in columns and columns[-1] not in ADVANTAGES
+    return columns[-1] if is_dumped else ""
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:

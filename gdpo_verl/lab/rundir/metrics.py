@@ -2,8 +2,8 @@
 
 RUN/metrics.jsonl       the `file` tracker, {"step": int, "data": {metric: number}}
 RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_aside_metrics)
-RUN/<name>.jsonl        the same where VERL_FILE_LOGGER_PATH was not set; only without the above
-RUN.jsonl               likewise, where it is given: verl's own name is <project>/<experiment>.jsonl
+RUN.jsonl               the same where VERL_FILE_LOGGER_PATH was not set: verl's own name is
+                        <project>/<experiment>.jsonl
 RUN/trainer_state.json  of TRL, or that of its last checkpoint; only without any of the above
 RUN/**/events.out.tfevents.*   the `tensorboard` tracker, or TRL's; only without any of the above
 """
@@ -58,10 +58,6 @@ def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
         files.append(run / METRICS)
     if files:
         return _read_lines(files, notes), ""
-    others = tracker_files(run)
-    if others:
-        notes.append(f"There is no {METRICS}: the metrics are those of {others[-1].name}.")
-        return _read_lines(others[-1:], notes), ""
     state = trainer_state(run)
     if state:
         return _read_state(state, notes), state.relative_to(run).as_posix()

@@ -1,7 +1,7 @@
 """Stored responses: rows of a dump, joined to sessions; their batches, and what varies in groups.
 
 A session may have several outputs, a row each. As in a training, the session is one response, whose
-last output holds its rewards (`gdpo_verl.plugin.batch.Sessions`).
+last output holds its rewards (`gdpo_verl.plugin.step.batch.Sessions`).
 """
 
 from __future__ import annotations

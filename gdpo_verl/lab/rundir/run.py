@@ -7,7 +7,6 @@ in their place; whatever is missing is named in `Run.notes`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +18,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.parsing import plain
 from gdpo_verl.lab.rundir.dumps import parse_json, step_files
 from gdpo_verl.lab.rundir.layout import (
     CONFIG,
-    DONE,
     LAUNCH,
-    LOCK,
     METRICS,
     ROLLOUTS,
     VALIDATION,
@@ -37,7 +33,6 @@ from gdpo_verl.lab.rundir.metrics import (
     Metrics,
     RunError,
     Series,
-    load_state,
     only_validation,
     read_metrics,
     tracker_files,
@@ -79,8 +74,7 @@ class Run:
     @cached_property
     def components(self) -> list[str]:
         """Reward components, in the order in which they were first logged."""
-        keys = dict.fromkeys(key for data in self.metrics.values() for key in data)
-        names = (MEAN.name_in(key) or UNSCORED.name_in(key) for key in keys)
+        names = (MEAN.name_in(key) or UNSCORED.name_in(key) for key in logged_keys([self]))
         return [name for name in dict.fromkeys(names) if name]
 
     @cached_property
@@ -120,6 +114,15 @@ class Run:
         return result
 
 
+def logged_keys(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the metrics of runs, in the order in which they were first logged."""
+    keys: dict[str, None] = {}
+    for run in runs:
+        for data in run.metrics.values():
+            keys |= dict.fromkeys(data)
+    return list(keys)
+
+
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the runs that paths name; a directory of runs, or of verl's files, names each."""
     found: list[Path] = []
@@ -139,9 +142,7 @@ def _runs_at(path: Path) -> list[Path]:
     # Event files of a run may lie in a folder of their own, those of several in one each.
     logged = [child for child in children if child not in inside and any(child.glob(EVENTS))]
     inside += logged if inside or len(logged) > 1 else []
-    # RUN/<name>.jsonl, with its dumps next to it.
-    alone = len(files) == 1 and not inside and not files[0].with_suffix("").is_dir()
-    own = [path] if alone or _is_trls(path) else files
+    own = [path] if _is_trls(path) else files
     return sorted([*own, *inside]) or [path]
 
 
@@ -170,28 +171,36 @@ def read_run(path: Path) -> Run:
     metrics, from_trl = read_metrics(path, notes)
     path = path if path.is_dir() else path.with_suffix("")
     if not metrics:
+        files = sorted(entry.name for entry in path.iterdir())[:5]
         raise RunError(
-            f"{path}: expected {METRICS} with at least one line of verl's `file` tracker, found "
-            f"{_contents(path)}. Train with trainer.logger=[console,file] and "
+            f"{path}: expected {METRICS} with at least one complete line of verl's `file` tracker, "
+            f"found the files {files}. Train with trainer.logger=[console,file] and "
             f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait "
             "for the first step."
         )
     missing: list[str] = []
+    config = DictConfig({})
+    with contextlib.suppress(ValueError):
+        config = settings_with(path / CONFIG)
+    if not config:
+        missing.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
+    launch: dict[str, Any] = {}
+    with contextlib.suppress(RunError):
+        launch = read_launch(path)
     run = Run(
         path=path,
         name=path.resolve().name,
         metrics=metrics,
         rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", missing),
         validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", missing),
-        config=_read_config(path, missing),
-        launch=_read_launch(path, missing),
+        config=config,
+        launch=launch,
         notes=(),
     )
     if not from_trl:
         return replace(run, notes=(*notes, *missing, *_gaps(run)))
     completions = dict(step_files(path / "completions"))
-    what = "" if completions else "no completions, "
-    notes.append(f"Of TRL's run, {from_trl} is read: {what}no settings.")
+    notes.append(f"Of TRL's run, {from_trl} is read: no settings.")
     run = replace(run, rollouts=completions)
     if not run.components:
         notes.append(f"No {MEAN.of('<name>')} in it: there is nothing to draw for each reward.")
@@ -312,25 +321,8 @@ def read_launch(run: Path) -> dict[str, Any]:
     )
 
 
-def _read_config(run: Path, notes: list[str]) -> DictConfig:
-    with contextlib.suppress(ValueError):
-        config = settings_with(run / CONFIG)
-        if config:
-            return config
-    notes.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
-    return OmegaConf.create({})
-
-
-def _read_launch(run: Path, notes: list[str]) -> dict[str, Any]:
-    with contextlib.suppress(RunError):
-        return read_launch(run)
-    notes.append(f"{LAUNCH} could not be read; recipe and version are not known.")
-    return {}
-
-
 def _gaps(run: Run) -> Iterator[str]:
     steps = run.training_steps
-    total = run.setting("trainer.total_training_steps")
     if not run.components:
         yield (
             f"No {MEAN.key} in the metrics: there is nothing to draw for each reward. "
@@ -340,46 +332,12 @@ def _gaps(run: Run) -> Iterator[str]:
         yield "No training step has been logged yet."
     elif steps[0] > 1:
         yield f"The metrics begin at step {steps[0]}; verl overwrites them on a resume."
-    if steps and is_number(total) and steps[-1] < total:
-        yield f"The run was at step {steps[-1]} of {total} when it was read."
     # A validation computes no derived components.
     derived = run.setting("algorithm.gdpo.derived") or {}
     judged = [component for component in run.components if component not in derived]
     missing = [component for component in judged if not run.validation_series(component)]
     if missing:
         yield f"No held-out {', '.join(missing)} in the metrics: set trainer.test_freq."
-
-
-def _contents(path: Path) -> str:
-    names = sorted(entry.name for entry in path.iterdir())
-    if METRICS in names:
-        return f"no complete line in {METRICS}"
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "it empty"
-
-
-def is_running(run: Path) -> bool:
-    """Return whether a run is still in progress in its directory."""
-    # `gdpo-verl train` leaves `done` at the end and holds the directory's lock until then.
-    if (run / DONE).exists():
-        return False
-    if (run / LOCK).exists():
-        with (run / LOCK).open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-    try:
-        found = read_run(run)
-        file = trainer_state(run)
-        if file:
-            state = load_state(file)
-            return bool(state["global_step"] < state["max_steps"])
-    except RunError:
-        return False
-    # Without these files a run is in progress until its last step, or always where none is known.
-    total = found.setting("trainer.total_training_steps")
-    return not isinstance(total, int) or max(found.training_steps, default=0) < total
 
 
 def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:

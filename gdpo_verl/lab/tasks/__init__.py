@@ -1,4 +1,4 @@
-"""The parts that tasks share: sources of rows, what a usable row is, prompts, and the catalogue.
+"""The parts that tasks share: sources of rows, and what a usable row is.
 
 A task's own rows are in its recipe's folder, as ``gdpo_verl.recipes.NAME.rows``: its
 ``prepare(out_dir, …)`` writes them in verl's parquet columns with their provenance. All of them

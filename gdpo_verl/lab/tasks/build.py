@@ -209,7 +209,11 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
             break
         chosen.add(text)
         wanted -= times[text]
-    parts: tuple[list[Row], list[Row]] = [], []
+    train = []
+    held_out = []
     for row, text in zip(rows, texts, strict=True):
-        parts[text in chosen].append(row)
-    return parts
+        if text in chosen:
+            held_out.append(row)
+        else:
+            train.append(row)
+    return train, held_out

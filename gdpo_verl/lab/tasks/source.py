@@ -112,8 +112,8 @@ def _open_path(path: Path, source: str, config: str | None) -> RecordSource:
 
 def _choose(root: Path) -> tuple[list[Path], list[Path]]:
     """The files to read, and those left out since others are named after splits."""
-    by_place = {file.relative_to(root).as_posix(): file for file in root.rglob("*")}
-    readable = [by_place[place] for place in sorted(by_place) if _holds_rows(Path(place))]
+    found = sorted(root.rglob("*"), key=lambda file: file.relative_to(root).as_posix())
+    readable = [file for file in found if _holds_rows(file.relative_to(root))]
     files = [file for file in readable if split_of_file(file.relative_to(root))] or readable
     kinds = sorted({file.suffix for file in files})
     if len(kinds) != 1:

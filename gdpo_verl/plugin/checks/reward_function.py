@@ -1,0 +1,215 @@
+"""The reward function of the configuration: the components that it declares, and its arguments.
+
+Loading it runs the user's code, so the trainer's random state is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+from gdpo_verl.advantage.variants import random_state_kept
+from gdpo_verl.config.components import Component, check_names, declared_components
+from gdpo_verl.config.parsing import plain
+from gdpo_verl.names import did_you_mean
+from gdpo_verl.rewards.judge import Judge
+
+logger = logging.getLogger(__name__)
+
+MANAGER_NAME = "gdpo_components"
+ARGUMENTS = "reward.custom_reward_function.reward_kwargs"
+JUDGE = f"{ARGUMENTS}.judge"
+# Arguments that are set elsewhere.
+_ELSEWHERE = {"sandbox_fusion_url": "reward.sandbox_fusion.url"}
+# The arguments that verl's managers and ours pass to a reward function.
+_PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
+_PACKAGE = Path(__file__).parents[1]
+# Files that are not the user's in a traceback.
+LIBRARIES = (
+    "<frozen ",
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    str(_PACKAGE / "config"),
+    str(_PACKAGE / "plugin"),
+    str(_PACKAGE / "lab"),
+)
+
+
+def declared_reward(config: Any) -> tuple[Component, ...]:
+    """Return the components that the configured reward function, else its manager, declares.
+
+    Raises:
+      ValueError: the reward function or the manager cannot be loaded.
+    """
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+    from verl.utils.import_utils import load_extern_object
+
+    function = config.reward.get("custom_reward_function") or {}
+    path = function.get("path")
+    name = function.get("name")
+    loaded: Any = None
+    if path:
+        try:
+            with random_state_kept():
+                loaded = load_extern_object(path, str(name))
+                declared_components(loaded)
+        except (Exception, SystemExit) as error:
+            raise ValueError(
+                f"reward.custom_reward_function: cannot load {name!r} from {path!r}: "
+                f"{_load_fault(error)}"
+            ) from error
+    try:
+        manager = resolve_reward_manager_cls(config)
+    except (Exception, SystemExit) as error:
+        named = config.reward.reward_manager.name
+        fault = f"cannot load {named!r}: {_load_fault(error)}"
+        if "Unknown reward manager:" in str(error):
+            near = did_you_mean(named, REWARD_MANAGER)
+            fault = f"{error}, only {sorted(REWARD_MANAGER)}.{near}"
+        raise ValueError(f"reward.reward_manager: {fault}") from error
+    # A custom function takes the place of the manager's own rewards.
+    return components_of(loaded, config) if path else declared_components(manager)
+
+
+def _load_fault(error: BaseException) -> str:
+    """Describe why a module cannot be loaded: the cause, its place, and the remedy."""
+    # verl raises its own error from that of the file (verl/utils/import_utils.py, `load_module`).
+    cause = error.__cause__ or error
+    fault = f"{type(cause).__name__}: {cause}".replace("\n", " ").rstrip(":. ")
+    place = user_place(cause)
+    if place:
+        return (
+            f"{fault} ({place}). Correct this, so that the file can be loaded where the run "
+            "trains. A file is loaded without its package, so that it needs absolute imports."
+        )
+    return (
+        f"{fault}. Give path=pkg://package.module or a file whose name ends in .py, and name=the "
+        "function or class in it."
+    )
+
+
+def user_place(error: BaseException) -> str:
+    """Return the last place of an error in the user's files, as FILE:LINE; '' without one."""
+    if isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last frame of all may lie in a library that the user's code has called.
+    places = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in frames
+        if not frame.filename.startswith(LIBRARIES)
+    ]
+    return places[-1] if places else ""
+
+
+def components_of(function: Any, config: Any) -> tuple[Component, ...]:
+    """Return the components that a function declares, and that of the judge in `reward_kwargs`."""
+    declared = declared_components(function)
+    judge = judge_of(function, config)
+    if judge is None:
+        return declared
+    if judge.rubric is not None:
+        # Its number is below 0 where pitfalls are met.
+        rubric = Component(judge.name, by_criterion=True, most_unscored=judge.most_failed)
+        return (*declared, rubric)
+    return (*declared, Component(judge.name, 0, 1, most_unscored=judge.most_failed))
+
+
+def judge_of(function: Any, config: Any) -> Judge | None:
+    """Return the judge in `reward_kwargs`; None if there is none or the function takes it.
+
+    Raises:
+      ValueError: names the key of a setting that is wrong.
+    """
+    settings = config.reward
+    node = plain(settings.custom_reward_function.get("reward_kwargs")).get("judge")
+    if node is None or "judge" in inspect.signature(function).parameters:
+        return None
+    manager = settings.reward_manager.name
+    if manager != MANAGER_NAME:
+        raise ValueError(
+            f"{JUDGE}: reward.reward_manager.name={manager} asks no judge. Set it to "
+            f"{MANAGER_NAME}."
+        )
+    judge = Judge.read(node, JUDGE)
+    names = [each.name for each in declared_components(function)]
+    check_names([*names, judge.name], f"{JUDGE}.name")
+    if not names and config.algorithm.get("gdpo_reward_keys") is None:
+        raise ValueError(
+            f"{JUDGE}: the reward function declares no components in addition to the judge's. "
+            "Declare them with gdpo_verl.rewards.declares, or name all of them in "
+            "algorithm.gdpo_reward_keys."
+        )
+    model = settings.reward_model
+    if not (judge.url or (model.enable and model.enable_resource_pool)):
+        # Without a pool verl calls no function with a ground truth (`_compute_reward_colocate`).
+        raise ValueError(
+            f"{JUDGE}.url: not set, and verl serves no model. Set it and .model; or set "
+            "reward.reward_model.enable and .enable_resource_pool to true, and .model_path."
+        )
+    return judge
+
+
+def unnamed_arguments(config: Any) -> list[str]:
+    """Complain of each of the `reward_kwargs` that misspells an argument of the reward function.
+
+    One that takes any keyword argument swallows it. What has no similar name, which it may pass on,
+    is logged.
+
+    Raises:
+      ValueError: verl cannot call the function.
+    """
+    from verl.utils.import_utils import load_extern_object
+
+    function: Any = config.reward.get("custom_reward_function") or {}
+    if not function.get("path"):
+        return []
+    given = dict(function.get("reward_kwargs") or {})
+    problems = []
+    loaded: Any = load_extern_object(function.path, str(function.name))
+    if judge_of(loaded, config):
+        del given["judge"]
+    try:
+        signature = inspect.signature(loaded)
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [p.name for p in signature.parameters.values() if p.kind in kinds]
+        for key in [key for key in given if key not in named]:
+            text = (
+                f"{ARGUMENTS}.{key}: {function.path}:"
+                f"{function.name} names no such argument, only {named}."
+            )
+            near = did_you_mean(key, named)
+            if near:
+                problems.append(text + near)
+            else:
+                logger.warning(text)
+        if config.reward.reward_manager.source == "register":  # others pass what they like
+            signature.bind(**(dict.fromkeys(_PASSED) | given))
+    except ValueError:  # a compiled function has no signature
+        return []
+    except TypeError as error:
+        raise ValueError(
+            f"reward.custom_reward_function: verl calls {function.path}:{function.name} with "
+            f"{', '.join(_PASSED)} and the reward_kwargs by name: {error}. {' '.join(problems)}"
+        ) from error
+    return problems
+
+
+def in_configuration(error: BaseException) -> str:
+    """Return an error's text, with the configuration key in place of the argument that it names.
+
+    Rewards and sandbox know their own arguments, and not verl.
+    """
+    text = str(error)
+    argument = getattr(error, "argument", None)
+    if argument is None or not text.startswith(argument):
+        return text
+    key = _ELSEWHERE.get(argument, f"{ARGUMENTS}.{argument}")
+    return key + text.removeprefix(argument)

@@ -1,0 +1,1 @@
+"""What happens in a step of verl's trainers: rewards, groups, advantages, metrics and dumps."""
