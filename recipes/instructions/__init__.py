@@ -1,4 +1,4 @@
-"""Short texts under constraints that can be checked."""
+"""Short texts under constraints that can be checked, and prompts with rubrics."""
 
 from types import ModuleType
 
@@ -11,4 +11,13 @@ def _rows() -> ModuleType:
     return rows
 
 
-DATA_SETS = {"instructions": DataSet(_rows, 512, source="any")}
+def _rubrics() -> ModuleType:
+    from gdpo_verl.recipes.instructions import rubrics
+
+    return rubrics
+
+
+DATA_SETS = {
+    "instructions": DataSet(_rows, 512, source="any"),
+    "rubrics": DataSet(_rubrics, 2048, source="given", graded=True),
+}

@@ -20,6 +20,7 @@ class DataSet:
       trained: false for a benchmark, which has one split.
       shots: whether worked examples can be put in front of each question.
       several: whether the module writes several data sets, and is told the name.
+      graded: whether rows have rubrics, whose negative weights have two meanings.
     """
 
     module: Callable[[], ModuleType]
@@ -28,3 +29,4 @@ class DataSet:
     trained: bool = True
     shots: bool = False
     several: bool = False
+    graded: bool = False
