@@ -31,7 +31,9 @@ SUBPACKAGES = (
     "rewards",
     "plugin",
     "cpu",
+    "grpo_trainer",
     "trl",
+    "swift",
     "lab",
 )
 PURE = SUBPACKAGES[: SUBPACKAGES.index("plugin")]

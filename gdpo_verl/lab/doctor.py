@@ -29,6 +29,7 @@ PACKAGES = (
     "hydra-core",
     "transformers",
     "trl",
+    "ms-swift",
 )
 
 # What an extra of the package is for.
@@ -142,6 +143,8 @@ def diagnose() -> list[Finding]:
     findings = [*_versions(), *_extras()]
     if installed_version("verl"):
         findings += _fresh_process()
+    elif installed_version("ms-swift"):  # which brings an older TRL
+        findings.append(_swift())
     elif installed_version("trl"):
         findings.append(_trl())
     return [*findings, _sandbox()]
@@ -155,7 +158,7 @@ def _versions() -> Iterator[Finding]:
         if installed:
             yield Finding(name, installed)
     if not versions["verl"] and versions["trl"]:
-        yield Finding("verl", "not installed, and not needed to train in TRL")
+        yield Finding("verl", "not installed, and not needed to train in TRL or ms-swift")
     elif not versions["verl"]:
         remedy = f"{text.install_extra('verl')}; tested: {contract.TESTED}"
         # The mathematics, the report and replay are used without verl, training is not.
@@ -198,6 +201,16 @@ def _trl() -> Finding:
     if problems:
         return Finding("gdpo_verl.trl", "; ".join(problems), "pip install trl==1.16.0")
     return Finding("gdpo_verl.trl", "GDPOTrainer fits this TRL")
+
+
+def _swift() -> Finding:
+    """Check the trainer in ms-swift, which has an environment of its own."""
+    try:
+        import gdpo_verl.swift  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        state = f"{type(error).__name__}: {error}"
+        return Finding("gdpo_verl.swift", state, "pip install ms-swift==4.6.0")
+    return Finding("gdpo_verl.swift", "GDPOTrainer fits this ms-swift")
 
 
 def _fresh_process() -> Iterator[Finding]:

@@ -89,7 +89,7 @@ def test_doctor_does_not_ask_for_verl_beside_trl():
     )
     assert process.returncode == 0, process.stderr
     lines = dict(line.split(" ", 1) for line in process.stdout.splitlines())
-    assert lines["verl"].strip() == "not installed, and not needed to train in TRL"
+    assert lines["verl"].strip() == "not installed, and not needed to train in TRL or ms-swift"
     assert lines["trl"].strip() == "1.16.0"
     # It cannot be imported here, where it is not.
     assert lines["gdpo_verl.trl"].startswith(
