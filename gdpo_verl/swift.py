@@ -9,6 +9,7 @@ A file for `--external_plugins` chooses it:
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from gdpo_verl.config.components import TOKENS
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.grpo_trainer import GDPOMixin, decimals
 from gdpo_verl.plugin.upstream import Dependency as _D
@@ -38,7 +40,7 @@ CONTRACT = {
         _D("GRPOTrainer._prepare_algorithm_params",
            reads="scale_rewards advantage_estimator kl_in_reward dynamic_sample"),
         _D("GRPOTrainer._compute_advantages", "self samples rewards_per_func batch_encoded_inputs",
-           "grpo_batch completion_mask num_generations _metrics reward reward_std"),
+           "grpo_batch completion_mask num_generations _metrics _logs reward reward_std"),
     ],
     "trainers.trainer_factory": [
         _D("TrainerFactory", reads="TRAINER_MAPPING grpo swift.rlhf_trainers.GRPOTrainer"),
@@ -119,8 +121,13 @@ class GDPOTrainer(GDPOMixin, GRPOTrainer):
         lengths = []
         for batch in batch_encoded_inputs:
             lengths += batch["grpo_batch"].completion_mask.sum(dim=1).tolist()
-        tokens = torch.tensor(gather_object(lengths))
-        return self.decompose(decimals(rewards_per_func), tokens).advantage.to(replaced)
+        tokens = gather_object(lengths)
+        decomposition = self.decompose(decimals(rewards_per_func), torch.tensor(tokens))
+        # ms-swift writes every column of its log to completions.jsonl.
+        if TOKENS not in self._logs:
+            self._logs[TOKENS] = deque(maxlen=self.args.generation_batch_size)
+        self._logs[TOKENS].extend(tokens)
+        return decomposition.advantage.to(replaced)
 
 
 def use_gdpo(

@@ -79,7 +79,10 @@ def make_policy(out: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    Qwen2ForCausalLM(config).save_pretrained(out)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[tokenizer.eos_token_id] *= 50  # the responses have several lengths
+    model.save_pretrained(out)
     rows = [{"messages": [{"role": "user", "content": f"word{i}"}]} for i in range(16)]
     (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 

@@ -10,16 +10,18 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import documents
 import pytest
-from test_pretrained import smollm2 as smollm2
 from trainings import made_once
 
 from gdpo_verl import advantages_of
+from gdpo_verl.lab.policy.pretrained import make_smollm2
 from gdpo_verl.lab.report import write_report
 
 SWIFT = Path(sys.prefix) / "ms_swift"
@@ -30,6 +32,11 @@ pytestmark = [
         not (SWIFT / "swift").is_dir(), reason=f"no ms-swift in {SWIFT}: run scripts/test.sh"
     ),
 ]
+# Those of swift_step.py.
+SETTINGS = {
+    "gdpo_reward_weights": {"Zeros": 0.5},
+    "gdpo": {"variant": "dvao", "conditions": {"Zeros": {"on": "Letters", "at_least": 0.2}}},
+}
 REJECTED = {
     "rloo": "--advantage_estimator: expected grpo, found rloo. GDPO computes",
     "kl": "--kl_in_reward: expected False, found True. The sum",
@@ -71,14 +78,15 @@ def batches_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "completions.jsonl").read_text().splitlines()]
 
 
-def check(batch: dict[str, Any], names: list[str], config: Any, ranges: Any = None) -> None:
-    """Compute a logged batch's advantages again, which do not depend on lengths."""
+def check(batch: dict[str, Any], names: list[str], config: Any) -> None:
+    """Compute the advantages of a logged batch again."""
     rewards = []
     for row in zip(*(batch[name] for name in names), strict=True):
         scored = [None if value is None or math.isnan(value) else round(value, 6) for value in row]
         rewards.append(dict(zip(names, scored, strict=True)))
     groups = [row // 4 for row in range(len(rewards))]
-    expected = advantages_of(rewards, groups, config=config)
+    expected = advantages_of(rewards, groups, batch["response_tokens"], config=config)
+    assert len(expected) == 8
     assert batch["advantages"] == pytest.approx(expected, abs=1e-5)
     assert any(expected)
 
@@ -117,13 +125,15 @@ def test_two_processes_train_with_the_advantages_of_the_whole_batch(
     (tmp_path / "policy").symlink_to(results / "policy")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run_with_swift(*launcher, str(ROOT / "tests/swift_step.py"), str(tmp_path))
-    for batch in batches_of(tmp_path / "steps"):
-        assert len(batch["advantages"]) == 8
+    batches = batches_of(tmp_path / "steps") + batches_of(results / "steps")
+    assert len(batches) == 4
+    for batch in batches:
+        assert len(set(batch["response_tokens"])) > 1
+        check(batch, ["Letters", "Zeros", "Ends"], SETTINGS)
 
 
 MISFIT = """
 from gdpo_verl.plugin import upstream
-upstream.Dependency("GRPOTrainer._score")
 here = upstream.violations
 def violations(root, contract):
     contract["rlhf_trainers.grpo_trainer"].append(upstream.Dependency("GRPOTrainer._score"))
@@ -143,3 +153,39 @@ def test_an_ms_swift_that_does_not_fit_is_named() -> None:
         r"swift\.rlhf_trainers\.grpo_trainer\.GRPOTrainer\._score is not there\. Run: pip",
         found,
     )
+
+
+def blocks(language: str) -> list[str]:
+    """The code of the page for users in a language."""
+    page = (ROOT / "docs/ms_swift.md").read_text()
+    return [token.content for token in documents.parse(page) if token.info == language]
+
+
+@pytest.mark.real
+def test_two_steps_of_the_page_train_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        make_smollm2(tmp_path / "models/smollm2")
+    except OSError as error:
+        pytest.skip(str(error))
+    monkeypatch.chdir(tmp_path)
+    plugin, data = blocks("python")
+    _, command = blocks("bash")
+    (tmp_path / "plugin.py").write_text(plugin)
+    words = shlex.split(command)
+    assert words[0] == "swift"
+    run_with_swift("-c", data)
+    run_with_swift("-m", "swift.cli.main", *words[1:])
+    out = tmp_path / "runs/swift"
+    settings = {
+        "gdpo_reward_weights": {"Brief": 0.5},
+        "gdpo": {"variant": "dvao", "conditions": {"Brief": {"on": "Number", "at_least": 1}}},
+    }
+    batches = batches_of(out)
+    assert len(batches) == len(steps_of(out)) == 2
+    for batch in batches:
+        check(batch, ["Correct", "Number", "Brief"], settings)
+    for step in steps_of(out):
+        assert step["grad_norm"] > 0
+        assert step["gdpo/Brief/saturation"] > 0
