@@ -28,10 +28,13 @@ from gdpo_verl.swift import GDPOTrainer, use_gdpo
 NAMES = ["Letters", "Zeros", "Ends"]
 SETTINGS = {
     "gdpo_reward_weights": {"Zeros": 0.5},
-    "gdpo": {"variant": "dvao", "conditions": {"Zeros": {"on": "Letters", "at_least": 0.2}}},
+    "gdpo": {
+        "variant": "dvao",
+        "whiten": "token",
+        "conditions": {"Zeros": {"on": "Letters", "at_least": 0.2}},
+    },
 }
 RANGES = {"Letters": (0, 1)}
-CONSTANT = {"type": "constant"}
 
 
 class Letters(ORM):
