@@ -93,7 +93,7 @@ def train(out, *more):
     """Two steps of two groups of four."""
     policy = out / "policy"
     words = f"""--rlhf_type grpo --model {policy} --model_type qwen2 --template chatml
-        --tuner_type full --torch_dtype float32 --reward_funcs letters zeros ends
+        --tuner_type full --torch_dtype float32 --use_cpu true --reward_funcs letters zeros ends
         --dataset {policy}/rows.jsonl --num_generations 4 --max_completion_length 12
         --per_device_train_batch_size {8 // int(os.environ.get("WORLD_SIZE", 1))}
         --gradient_accumulation_steps 1 --max_steps 2 --logging_steps 1 --log_completions true
