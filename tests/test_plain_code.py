@@ -11,7 +11,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("gdpo_verl", "recipes", "scripts", "examples")
 # Files and folders that are not free of `idioms` yet. Remove an entry when it is.
-NOT_YET = ("tests",)
+NOT_YET = (
+    "tests/cpu",
+    "tests/neighbours.py",
+    "tests/numbers",
+    "tests/plugin",
+    "tests/processes.py",
+    "tests/real",
+    "tests/rewards",
+    "tests/trl_step.py",
+    "tests/unnoticed.py",
+)
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LITERALS = (ast.Tuple, ast.List, ast.Set, ast.IfExp)
