@@ -623,14 +623,3 @@ def test_a_response_that_is_not_scored_has_no_third_value():
     assert varies([1.0, math.nan, math.nan, 0.0], 2) == pytest.approx(1 / 6)
     assert varies([math.nan] * 4, 2) == 0
     assert varies([1.0, math.nan], 2) == 0
-
-
-def test_the_page_needs_no_other_file_and_escapes_what_answers_hold(capsys, tmp_path):
-    hostile = {"output": "</pre><script>alert(1)</script>"}
-    where = dump(tmp_path / "dumps", {1: [row | hostile for row in ROWS]})
-    assert main(["replay", str(where), "--out", str(tmp_path / "page")]) == 0
-    page = (tmp_path / "page/index.html").read_text()
-    assert LIMITS in page
-    assert "<script>" not in page
-    assert "&lt;/pre&gt;&lt;script&gt;" in page
-    assert str(tmp_path / "page/index.html") in capsys.readouterr().out
