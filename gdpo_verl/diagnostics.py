@@ -21,7 +21,8 @@ from gdpo_verl.advantage import (
     TurnDecomposition,
     factorize_groups,
 )
-from gdpo_verl.advantage.groups import GroupIds, Spread, groups_with_any
+from gdpo_verl.advantage.criteria import Criteria
+from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, groups_with_any
 from gdpo_verl.config import Objective
 from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
@@ -70,6 +71,8 @@ def batch_metrics(
     metrics = component_metrics(
         decomposition.raw, decomposition.groups, keys, ranges=objective.ranges
     )
+    for criteria in decomposition.criteria:
+        metrics |= criteria_metrics(keys[criteria.column], criteria, decomposition.groups)
     metrics |= contribution_metrics(decomposition, keys)
     metrics |= collapse_metrics(decomposition)
     metrics |= coverage_metrics(decomposition, failed_sessions)
@@ -158,6 +161,32 @@ def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str,
     if not spreads:
         return {}
     return {names.TURN_SPREAD.of(key): Weighted.of(sum(spreads), len(spreads))}
+
+
+def criteria_metrics(key: str, criteria: Criteria, groups: Groups) -> dict[str, float]:
+    """Compute which criteria of a component teach something, before conditions.
+
+    Over the criteria of all groups that are scored for a response of the group:
+    `names.CRITERIA_MET_BY_ALL` and `names.CRITERIA_MET_BY_NONE`, the shares of those that do not
+    vary in the group, above 0 and not; `names.CRITERIA_VARYING`, the share of the others.
+    `names.ALL_CRITERIA_MET`, the share of responses that meet each criterion of positive weight.
+    """
+    spread = Spread(criteria.raw, groups)
+    met = criteria.raw > 0
+    scored = groups_with_any(spread.scored, groups)
+    varying = groups_with_any(spread.varies, groups)
+    by_all = groups_with_any(met, groups) & ~varying
+    by_none = scored & ~by_all & ~varying
+    wanted = spread.scored & (criteria.weights > 0)
+    graded = wanted.any(dim=1)
+    complete = graded & (met | ~wanted).all(dim=1)
+    number = int(scored.sum())
+    return {
+        names.CRITERIA_MET_BY_ALL.of(key): Weighted.of(int(by_all.sum()), number),
+        names.CRITERIA_MET_BY_NONE.of(key): Weighted.of(int(by_none.sum()), number),
+        names.CRITERIA_VARYING.of(key): Weighted.of(int(varying.sum()), number),
+        names.ALL_CRITERIA_MET.of(key): Weighted.of(int(complete.sum()), int(graded.sum())),
+    }
 
 
 def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:

@@ -90,6 +90,22 @@ TURN_SPREAD = Metric(
     "standard deviation of r over the turns; mean over the responses with several turns",
     "reward",
 )
+CRITERIA_MET_BY_ALL = Metric(
+    "gdpo/<component>/criteria_met_by_all",
+    "share of the criteria of all groups that are above 0 and do not vary in their group",
+    "share",
+)
+CRITERIA_MET_BY_NONE = Metric(
+    "gdpo/<component>/criteria_met_by_none", "the same for 0 and below", "share"
+)
+CRITERIA_VARYING = Metric(
+    "gdpo/<component>/criteria_varying", "share of the criteria that vary in their group", "share"
+)
+ALL_CRITERIA_MET = Metric(
+    "gdpo/<component>/all_criteria_met",
+    "share of responses in which each scored criterion of positive weight is above 0",
+    "share",
+)
 
 # The batch.
 SIGN_CONFLICTS = Metric(
@@ -166,6 +182,10 @@ METRICS = (
     INFLUENCE,
     WEIGHT,
     TURN_SPREAD,
+    CRITERIA_MET_BY_ALL,
+    CRITERIA_MET_BY_NONE,
+    CRITERIA_VARYING,
+    ALL_CRITERIA_MET,
     SIGN_CONFLICTS,
     NOISE_FLOOR,
     DISTINCT_GDPO,

@@ -24,13 +24,15 @@ from gdpo_verl.advantage import (
     to_go,
 )
 from gdpo_verl.advantage.checks import LARGEST, read_number
+from gdpo_verl.advantage.criteria import Graded, rubric_number
 from gdpo_verl.config import GdpoConfig, Objective
-from gdpo_verl.config.components import BY_TURN, RESERVED, Component, as_components
+from gdpo_verl.config.components import BY_CRITERION, BY_TURN, RESERVED, Component, as_components
 from gdpo_verl.config.wording import VERL, Wording
 
 # The key under which NeMo Gym and SkyRL hand over a dict of components.
 NESTED = "reward_components"
 _NO_COMPONENTS = (*RESERVED, "parse_error", NESTED)
+_CRITERION = {"value", "weight"}
 # In a smaller batch a component's `most_unscored` is a share of this many responses.
 FEWEST_RESPONSES = 20
 TURNS_OF_ANSWER = (
@@ -82,7 +84,9 @@ def advantages_of(
     Args:
       rewards: of each response; None and NaN are *not scored*. The components are those of
         `reward_components` where a dict has them (NeMo Gym, SkyRL), else its numbers by name. A
-        list is a component by turn, one number or None for each turn of the model's.
+        list is a component by turn, one number or None for each turn of the model's. A mapping is a
+        component by criterion: for each criterion of the prompt a number, None, or
+        ``{"value": number, "weight": number}``.
       groups: of each response; equal ones share a prompt.
       token_counts: response tokens that count in the loss, the lengths of derived components.
         Without them every response counts alike in the whitening. With components by turn a list
@@ -113,7 +117,8 @@ def advantages_of(
             "step: config.gdpo.schedule needs the number of the training step, 1 for the first; "
             f"found {step!r}"
         )
-    raw = read_components(infos, objective, rows)
+    graded = graded_criteria(infos, objective, rows)
+    raw = read_components(infos, objective, rows, graded)
     numbered = factorize_groups(groups, raw, "groups")
     by_turn: list[list[int]] = []
     lengths: list[int] = []
@@ -128,7 +133,7 @@ def advantages_of(
     objective.check_groups(numbered.largest if len(rows) > 1 else None)
     check_unscored(infos, raw, objective)
     counts = torch.tensor(lengths or [1] * len(rows))
-    whole = objective.decompose(raw, numbered, counts, step or 0)
+    whole = objective.decompose(raw, numbered, counts, step or 0, graded, rows)
     if not objective.credits_turns:
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
@@ -151,7 +156,10 @@ def _objective_of(
     config: Any,
     components: Sequence[Component | str],
 ) -> Objective:
-    """The objective of `advantages_of`; a component is by turn whose first value is a list."""
+    """The objective of `advantages_of`.
+
+    A component is by turn whose first value is a list, and by criterion if it is a mapping.
+    """
     if isinstance(config, GdpoConfig):
         settings = replace(config, wording=_DICTS)
     else:
@@ -161,11 +169,14 @@ def _objective_of(
         names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
         components = list(dict.fromkeys(names))
     listed = []
+    mapped = []
     for name in settings.reward_keys or [each.name for each in as_components(components)]:
         first = next((info[name] for info in infos if info.get(name) is not None), None)
         if is_list(first):
             listed.append(name)
-    return settings.resolve(components, listed=listed)
+        if isinstance(first, Mapping):
+            mapped.append(name)
+    return settings.resolve(components, listed=listed, mapped=mapped)
 
 
 def _token_counts(token_counts: Any, objective: Objective, size: int) -> list[list[int]]:
@@ -253,7 +264,10 @@ def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
 
 
 def read_components(
-    infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
+    infos: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    rows: Sequence[str],
+    graded: Mapping[str, Sequence[Graded | None]] | None = None,
 ) -> Tensor:
     """Read the reward components of each row, in the order of the objective's keys.
 
@@ -261,6 +275,7 @@ def read_components(
       infos: what the reward returned for each row (`unnested`).
       objective: names the components and says which may be absent.
       rows: what to call each row in an error.
+      graded: the components by criterion, where `graded_criteria` has read them already.
 
     Returns:
       float64, shape (B, K), in reward units; NaN where not scored: None, NaN, or an optional
@@ -269,10 +284,14 @@ def read_components(
     Raises:
       ValueError: a component is absent, infinite or not a number; names key and row.
     """
+    if graded is None:
+        graded = graded_criteria(infos, objective, rows)
     columns = []
     for key in objective.keys:
         column = [math.nan] * len(infos)
-        if key not in objective.config.derived:
+        if key in graded:
+            column = [rubric_number(each) for each in graded[key]]
+        elif key not in objective.config.derived:
             column = [
                 _read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)
             ]
@@ -315,11 +334,8 @@ def _turns_of(
 
 
 def listed_turns(info: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a component by turn, whose list `with_sums` may have kept separately."""
-    kept = info.get(f"{key}{BY_TURN}")
-    if kept is None:
-        return info.get(key)
-    return json.loads(kept) if isinstance(kept, str) else kept
+    """Return the value of a component by turn, whose list `with_numbers` may have kept as text."""
+    return _kept(info, key, BY_TURN)
 
 
 def is_list(value: Any) -> bool:
@@ -327,17 +343,98 @@ def is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
 
 
-def with_sums(info: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
-    """Return the dict with the sum of each component by turn, and in addition its list as text.
+def graded_criteria(
+    infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
+) -> dict[str, list[Graded | None]]:
+    """Read the components by criterion of each row; None where a row is not scored.
 
-    verl averages what a reward returns in a validation, and leaves texts out.
+    Args:
+      infos, objective, rows: as for `read_components`.
+
+    Raises:
+      ValueError: there is no mapping, or an entry is no value of a criterion; names key and row.
+    """
+    graded = {}
+    for key in objective.keys:
+        if key in objective.by_criterion:
+            pairs = zip(infos, rows, strict=True)
+            graded[key] = [_criteria_of(info, key, objective, row) for info, row in pairs]
+    return graded
+
+
+def _criteria_of(
+    info: Mapping[str, Any], key: str, objective: Objective, row: str
+) -> Graded | None:
+    _check_present(info, key, objective, row)
+    found = mapped_criteria(info, key)
+    if found is None or found != found:
+        return None
+    place = f"{objective.config.wording.rewards}: {key!r}, which is by criterion, of row {row}"
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"{place}: expected a mapping from the name of each criterion to a number, found "
+            f"{found!r}"
+        )
+    graded: dict[str, tuple[float, float]] = {}
+    for name, entry in found.items():
+        value = entry
+        weight = 1.0
+        fits = isinstance(name, str) and bool(name.strip())
+        if isinstance(entry, dict):
+            value = entry.get("value")
+            weight = read_number(entry.get("weight", 1.0))
+            fits = fits and entry.keys() <= _CRITERION and math.isfinite(weight)
+        number = read_number(value)
+        if not fits or math.isinf(number):
+            raise ValueError(
+                f"{place}: expected for the name of each criterion a finite number, None, or "
+                f"{{'value': number, 'weight': number}}, found {entry!r} for {name!r}"
+            )
+        graded[name] = (number, weight)
+    if graded and not any(weight for _, weight in graded.values()):
+        raise ValueError(f"{place}: the weights of all criteria are 0: {list(graded)}")
+    return graded
+
+
+def mapped_criteria(info: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a component by criterion, which `with_numbers` may have kept as text."""
+    return _kept(info, key, BY_CRITERION)
+
+
+def _kept(info: Mapping[str, Any], key: str, end: str) -> Any:
+    kept = info.get(f"{key}{end}")
+    if kept is None:
+        return info.get(key)
+    return json.loads(kept) if isinstance(kept, str) else kept
+
+
+def with_numbers(info: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
+    """Return the dict with one number for each component, and lists and mappings as text.
+
+    The number is the sum over the turns, or the number of the rubric. verl averages what a reward
+    returns in a validation, and leaves texts out.
     """
     sums: dict[str, Any] = {}
     for key, (turns,) in turn_lists([info], objective, [""]).items():
         total = _sum(turns)
         sums[key] = None if math.isnan(total) else total
         sums[f"{key}{BY_TURN}"] = json.dumps(turns and as_written(turns))
+    for key, (graded,) in graded_criteria([info], objective, [""]).items():
+        number = rubric_number(graded)
+        sums[key] = None if math.isnan(number) else number
+        sums[f"{key}{BY_CRITERION}"] = json.dumps(criteria_as_written(graded))
     return {**info, **sums}
+
+
+def criteria_as_written(graded: Graded | None) -> dict[str, Any] | None:
+    """The criteria of a response as its reward may return them, and as JSON has them."""
+    if graded is None:
+        return None
+    written: dict[str, Any] = {}
+    for name, (value, weight) in graded.items():
+        (number,) = as_written([value])
+        written[name] = number if weight == 1 else {"value": number, "weight": weight}
+    return written
 
 
 def as_written(numbers: Sequence[float]) -> list[float | None]:
@@ -382,7 +479,7 @@ def decompose_by_turn(
             earned = own or [math.nan] * count
             values += to_go(earned) if to_go_is_credited else earned
         credit[:, objective.keys.index(key)] = torch.tensor(values, dtype=torch.float64)
-    credit = objective.conditioned(credit, whole.raw[turns.responses])
+    credit = objective.conditioned(credit, whole.rewards[turns.responses])
     by_turn = torch.tensor([key in lists for key in objective.keys])
     return decompose_turns(whole, turns, credit, by_turn)
 
@@ -409,10 +506,16 @@ def expected_dict(value: Any) -> str:
 
 
 def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> float:
+    _check_present(info, key, objective, row)
+    if key in objective.by_turn:
+        return _sum(_turns_of(info, key, objective, row))
+    return _number(info.get(key), key, objective, row)
+
+
+def _check_present(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> None:
+    """Raise ValueError where a row lacks a component that is not optional."""
     wording = objective.config.wording
-    if key not in info:
-        if key in objective.optional:
-            return math.nan
+    if key not in info and key not in objective.optional:
         if NESTED in info:
             raise ValueError(
                 f"{wording.rewards}: expected a dict of components as {NESTED!r} for row {row}, "
@@ -428,9 +531,6 @@ def _read(info: Mapping[str, Any], key: str, objective: Objective, row: str) -> 
             f"{wording.rewards}: the reward returned no {key!r} for row {row}, only "
             f"{sorted(info)}. {remedy}"
         )
-    if key in objective.by_turn:
-        return _sum(_turns_of(info, key, objective, row))
-    return _number(info[key], key, objective, row)
 
 
 def _number(value: Any, key: str, objective: Objective, row: str) -> float:
@@ -442,5 +542,7 @@ def _number(value: Any, key: str, objective: Objective, row: str) -> float:
         )
         if is_list(value) and key not in objective.by_turn:
             fault += f" A list, one number a turn, is declared: @declares(..., by_turn=({key!r},))."
+        if isinstance(value, Mapping):
+            fault += f" A mapping is declared: @declares(..., by_criterion=({key!r},))."
         raise ValueError(fault)
     return number

@@ -5,6 +5,8 @@ verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import logging
 import math
@@ -16,16 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
 
 from gdpo_verl.advantage import Decomposition, EstimatorSettings
+from gdpo_verl.advantage.criteria import rubric_number
 from gdpo_verl.config import GdpoConfig, parsing
-from gdpo_verl.config.components import MINI_BATCH, TOKENS, Component
+from gdpo_verl.config.components import (
+    BY_CRITERION,
+    MINI_BATCH,
+    TOKENS,
+    Component,
+    as_names,
+)
 from gdpo_verl.config.wording import Wording
 from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.names import MEAN, STD
-from gdpo_verl.reward_dicts import read_components
+from gdpo_verl.reward_dicts import as_written, graded_criteria, read_components
 from gdpo_verl.upstream.dependencies import Dependency as _D
 from gdpo_verl.upstream.dependencies import source_of, violations
 
@@ -65,6 +75,9 @@ class GDPOTrainer(GRPOTrainer):
         have no effect.
       ranges: the smallest and the largest value of each component by its name, for metrics and for
         the variants that need them.
+      by_criterion: the names of the reward functions that return a mapping for each completion,
+        from the name of each criterion to a number, None or {"value": number, "weight": number}.
+        TRL logs the number of the rubric.
 
     Raises RuntimeError for a TRL that does not fit, and ValueError for a wrong setting.
     """
@@ -76,6 +89,7 @@ class GDPOTrainer(GRPOTrainer):
         *args: Any,
         gdpo: Mapping[str, Any] | None = None,
         ranges: Mapping[str, tuple[float, float]] | None = None,
+        by_criterion: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         problems = violations(source_of("trl"), CONTRACT)
@@ -104,7 +118,11 @@ class GDPOTrainer(GRPOTrainer):
             )
         # TRL scores with functions, which declare nothing: the ranges are an argument.
         components = _components(names, ranges)
-        self.objective = config.resolve(components, names)
+        for name in as_names(by_criterion):
+            parsing.check_component("by_criterion", name, names)
+        self.objective = config.resolve(components, names, mapped=as_names(by_criterion))
+        self._mappings: dict[str, list[Any]] = {}
+        self._wrap_rubrics()
         self.objective.check_groups(self.num_generations)
         self.objective.try_derived({})
         self._warn_of_trls()
@@ -123,6 +141,31 @@ class GDPOTrainer(GRPOTrainer):
             }
             text = json.dumps({"algorithm": algorithm}, default=float)
             Path(self.args.output_dir, "completions/config.yaml").write_text(text)
+
+    def _wrap_rubrics(self) -> None:
+        """Have each function that returns mappings return the numbers of its rubrics to TRL."""
+        for place, name in enumerate(self.reward_func_names):
+            if name in self.objective.by_criterion:
+                self.reward_funcs[place] = self._with_numbers(name, self.reward_funcs[place])
+
+    def _with_numbers(self, name: str, function: Any) -> Any:
+        """The function with the number of each rubric, which TRL takes; its mappings are kept."""
+
+        def numbers(returned: Sequence[Any]) -> list[float | None]:
+            self._mappings[name] = list(returned)
+            rows = [{name: mapping} for mapping in returned]
+            graded = graded_criteria(rows, self.objective, _numbered(rows))[name]
+            return as_written([rubric_number(each) for each in graded])
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> list[float | None]:
+            return numbers(await function(*args, **kwargs))
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> list[float | None]:
+            return numbers(function(*args, **kwargs))
+
+        return awaited if inspect.iscoroutinefunction(function) else called
 
     def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
         """The settings, with TRL's own weights."""
@@ -173,6 +216,8 @@ class GDPOTrainer(GRPOTrainer):
             self._calculate_rewards = score
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
+        # Those of all processes, in the order of the rewards.
+        self._gathered = {name: gather_object(each) for name, each in self._mappings.items()}
         advantage = self._advantages(_decimals(returned[0]), tokens)
         first = self.accelerator.process_index * len(inputs)
         own = advantage[first : first + len(inputs)]
@@ -189,6 +234,8 @@ class GDPOTrainer(GRPOTrainer):
         extra["uid"].extend(map(str, decomposition.groups.codes.tolist()))
         extra[MINI_BATCH].extend([self._batches] * len(rewards))
         self._batches += 1
+        for name, mappings in self._gathered.items():
+            extra[f"{name}{BY_CRITERION}"].extend(map(json.dumps, mappings))
 
     def _advantages(self, rewards: Tensor, tokens: Tensor) -> Tensor:
         """The advantages of all processes' responses, and their metrics in TRL's log."""
@@ -198,7 +245,12 @@ class GDPOTrainer(GRPOTrainer):
         for row in rewards.tolist():
             scored = [None if math.isnan(value) else value for value in row]
             rows.append(dict(zip(names, scored, strict=True)))
-        raw = read_components(rows, objective, list(map(str, range(len(rows)))))
+        for name, mappings in self._gathered.items():
+            for row, mapping in zip(rows, mappings, strict=True):
+                row[name] = mapping
+        numbers = _numbered(rows)
+        graded = graded_criteria(rows, objective, numbers)
+        raw = read_components(rows, objective, numbers, graded)
         # TRL counts the steps that are done, and a schedule the one that is taken.
         done = self.state.global_step
         if self.model.training:
@@ -207,7 +259,7 @@ class GDPOTrainer(GRPOTrainer):
             metrics, size, step = self._metrics["eval"], self.num_generations_eval, max(done, 1)
         groups = torch.arange(len(rows)) // size
         raw = objective.with_derived(raw, rows, tokens.tolist(), groups.tolist())
-        decomposition = objective.decompose(raw, groups, tokens, step)
+        decomposition = objective.decompose(raw, groups, tokens, step, graded, numbers)
         self._log_batch(rewards, tokens, decomposition)
         sums = objective.score(raw)[decomposition.scored]
         metrics["reward"][-1] = float(sums.mean())
@@ -218,6 +270,11 @@ class GDPOTrainer(GRPOTrainer):
                 if (MEAN.name_in(name) or STD.name_in(name)) not in self.reward_func_names:
                     metrics[name].append(float(value))
         return decomposition.advantage
+
+
+def _numbered(rows: Sequence[Any]) -> list[str]:
+    """What an error calls each row."""
+    return [str(row) for row in range(len(rows))]
 
 
 def _decimals(rewards: Tensor) -> Tensor:

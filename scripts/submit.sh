@@ -7,7 +7,7 @@
 # command does the same as --run. With the same RUN a job resumes from the last complete checkpoint,
 # with --retries N automatically. Ray shows the log of the job until the job ends; Ctrl-C stops
 # showing it. `ray job logs --follow ID` shows the log again, `ray job stop ID` ends the job.
-# --dry-run submits nothing, and says what would run. Relative paths start at the
+# --dry-run submits nothing, and says what would run and what it needs. Relative paths start at the
 # working directory. The job is
 #   python3 -m cluster_nodes VERSION FILES && gdpo-verl train RECIPE --run RUN [HYDRA OVERRIDES]
 # Its first command rejects a cluster in which a node has another gdpo-verl or verl, or has none, or

@@ -3,7 +3,7 @@
 #
 # RUN (runs/RECIPE) is the directory of the checkpoints, metrics, dumps and the log. The same command
 # resumes from the last complete checkpoint; with --retries N this happens automatically. --dry-run
-# checks everything that needs no GPU, says what would run, and ends. The command
+# checks everything that needs no GPU, says what would run and what it needs, and ends. The command
 # runs verl's own driver:
 #   python -m verl.trainer.main_ppo --config-dir recipes --config-name RECIPE [OVERRIDES]
 set -euo pipefail

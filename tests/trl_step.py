@@ -6,8 +6,9 @@ STEPS.json: ``{name: {"rewards": rows, "group_size": G, "config": {...}, "evalua
 row of K rewards a response, a group's responses one after the other; ``config`` goes to
 `GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours, with ``shaped`` a subclass of it
 that turns every reward round, and with ``named`` the functions, which then all have one name, are
-given in a dict. With ``eval_sets`` there are several, and all rewards rise by 1 from one batch to
-the next. Warnings come to ``warnings.txt``. Each name becomes a directory
+given in a dict, and ``by_criterion`` names those that return mappings. With ``eval_sets`` there are
+several, and all rewards rise by 1 from one batch to the next. Warnings come to ``warnings.txt``.
+Each name becomes a directory
 of OUT, in which TRL writes its table of completions, with the rewards that it received and the
 advantages that it logged, and its state; ``trained.<rank>.json`` has the advantages that came to
 the loss, and ``error.txt`` what was refused.
@@ -104,9 +105,12 @@ def take_step(
     eval_sets: list[str] | None = None,
     shaped: bool = False,
     named: bool = False,
+    by_criterion: list[str] | None = None,
 ) -> None:
     """One training step, or an evaluation, over all the rewards as one batch."""
     ours = {} if gdpo is None else {"gdpo": gdpo, "ranges": ranges}
+    if by_criterion:
+        ours["by_criterion"] = by_criterion
     Trainer: type[GRPOTrainer] = GRPOTrainer
     if gdpo is not None:
         Trainer = ShapedTrainer if shaped else GDPOTrainer

@@ -1,8 +1,9 @@
-"""Conditioned rewards: a component counts only where another component reached its threshold."""
+"""Conditioned rewards: a component counts only where other components meet their limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
@@ -10,39 +11,50 @@ from torch import Tensor
 
 from gdpo_verl.advantage.checks import is_number, type_name
 
+LIMITS = ("at_least", "at_most", "equals")
+"""The comparisons of a condition; it has one or more of them."""
+
 
 def apply_conditions(
     rewards: Tensor,
     keys: Sequence[str],
-    conditions: Mapping[str, Mapping[str, Any]],
+    conditions: Mapping[str, Any],
     looked_at: Tensor | None = None,
 ) -> Tensor:
-    """Let a component count only where another component reached its threshold.
+    """Let a component count only where other components meet their limits.
 
     r_k <- r_k where r_l >= t, else 0 (Eq. 8 of https://arxiv.org/abs/2601.05242), on raw
     rewards. Where r_l is not scored, r_k becomes not scored. Where r_l is below its threshold, r_k
     becomes 0, even if it was not scored. Values and thresholds are compared as float32, or in the
     half precision of the rewards, so that 0.7 reaches a threshold of 0.7 in each of them.
 
+    A component may have a list of conditions, all of which must hold; where one of them fails, it
+    is 0, whatever the others are. A condition on a component that has conditions itself compares
+    its value after those conditions.
+
     >>> rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     >>> condition = {"length": {"on": "correctness", "at_least": 1.0}}
     >>> apply_conditions(rewards, ["correctness", "length"], condition).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
+    >>> nested = {"runs": {"on": "parses", "equals": 1}, "passes": {"on": "runs", "at_least": 1}}
+    >>> rewards = torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    >>> apply_conditions(rewards, ["parses", "runs", "passes"], nested).tolist()
+    [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
 
     Args:
       rewards: float, shape (B, K), in reward units; NaN where not scored.
       keys: the names of the K components.
-      conditions: ``{component: {"on": other component, "at_least": threshold}}``.
-      looked_at: the rewards that are compared with the thresholds, of the same shape; default:
-        `rewards`.
+      conditions: ``{component: {"on": other component, "at_least": threshold}}``, or a list of
+        such conditions for a component. `at_most` and `equals` compare in the other ways.
+      looked_at: the rewards that are compared with the limits, of the same shape; default:
+        `rewards` after the conditions.
 
     Returns:
       float, shape (B, K), in reward units; the input is not changed.
 
     Raises:
       ValueError: there is not one name per component, a component is unknown, a field is missing
-        or unknown, a threshold is not a finite number, or a condition refers to a component that
-        has a condition itself.
+        or unknown, a limit is not a finite number, or components depend on each other in a cycle.
     """
     if not isinstance(rewards, Tensor) or rewards.ndim != 2 or rewards.shape[1] != len(keys):
         raise ValueError(
@@ -50,16 +62,57 @@ def apply_conditions(
             f"{list(keys)}, found {tuple(getattr(rewards, 'shape', ())) or type_name(rewards)}"
         )
     check_conditions(keys, conditions)
-    looked_at = rewards if looked_at is None else looked_at
     result = rewards.clone()
-    for name, condition in conditions.items():
+    looked_at = result if looked_at is None else looked_at
+    for name in _order(conditions):
         target = keys.index(name)
-        source = looked_at[:, keys.index(condition["on"])]
-        # 0 where the condition fails, also for a reward that is not scored: it does not count
-        # there.
-        kept = torch.where(reaches(source, condition["at_least"]), rewards[:, target], 0.0)
-        result[:, target] = torch.where(source.isnan(), torch.nan, kept)
+        fails = torch.zeros(len(rewards), dtype=torch.bool, device=rewards.device)
+        unscored = torch.zeros_like(fails)
+        for condition in listed(conditions[name]):
+            source = looked_at[:, keys.index(condition["on"])]
+            unscored |= source.isnan()
+            fails |= ~holds(source, condition) & ~source.isnan()
+        # 0 where a condition fails, also for a reward that is not scored: it does not count there.
+        result[:, target] = result[:, target].masked_fill(unscored, torch.nan)
+        result[:, target] = result[:, target].masked_fill(fails, 0.0)
     return result
+
+
+def listed(conditions: Any) -> list[Any]:
+    """The conditions of a component, which may be one or a list."""
+    return list(conditions) if isinstance(conditions, (list, tuple)) else [conditions]
+
+
+def each_condition(conditions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each condition with the name of the component that has it."""
+    for name, own in conditions.items():
+        for condition in listed(own):
+            yield name, condition
+
+
+def _order(conditions: Mapping[str, Any]) -> list[str]:
+    """The components with conditions, each after those to which its conditions refer.
+
+    Raises CycleError where there is no such order.
+    """
+    graph: dict[str, list[str]] = {name: [] for name in conditions}
+    for name, condition in each_condition(conditions):
+        graph[name].append(condition["on"])
+    return [name for name in TopologicalSorter(graph).static_order() if name in conditions]
+
+
+def holds(values: Tensor, condition: Mapping[str, Any]) -> Tensor:
+    """Return where rewards meet all limits of a condition; NaN meets none."""
+    met = ~values.isnan()
+    for limit in LIMITS:
+        if limit not in condition:
+            continue
+        threshold = condition[limit]
+        if limit != "at_most":
+            met &= reaches(values, threshold)
+        if limit != "at_least":
+            met &= reaches(-values, -threshold)
+    return met
 
 
 def reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
@@ -75,27 +128,37 @@ def reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
 
 
 def check_conditions(
-    keys: Sequence[str], conditions: Mapping[str, Mapping[str, Any]], where: str = "conditions"
+    keys: Sequence[str], conditions: Mapping[str, Any], where: str = "conditions"
 ) -> None:
     """Raise the ValueError that `apply_conditions` documents; it begins with `where`."""
     if not isinstance(conditions, Mapping):
         raise ValueError(f"{where}: expected a mapping, found {conditions!r}")
-    for name, condition in conditions.items():
+    for name, condition in each_condition(conditions):
         place = f"{where}.{name}"
-        if not isinstance(condition, Mapping) or set(condition) != {"on", "at_least"}:
+        fields = set(condition) if isinstance(condition, Mapping) else set()
+        if "on" not in fields or len(fields) < 2 or not fields <= {"on", *LIMITS}:
             raise ValueError(
-                f"{place}: expected {{on: component, at_least: number}}, found {condition}"
+                f"{place}: expected {{on: component, at_least: number}}, or at_most or equals "
+                f"instead, or a list of these, found {condition}"
             )
         for component in (name, condition["on"]):
             if component not in keys:
                 raise ValueError(
                     f"{place}: {component!r} is not among the reward components {list(keys)}"
                 )
-        threshold = condition["at_least"]
-        if not is_number(threshold):
-            raise ValueError(f"{place}.at_least: expected a finite number, found {threshold!r}")
-        if condition["on"] in conditions:
-            raise ValueError(
-                f"{place}.on: {condition['on']!r} has a condition itself. Conditions look at the "
-                "raw rewards and cannot be chained. Name a component without a condition."
-            )
+        for limit in fields - {"on"}:
+            number = condition[limit]
+            if not is_number(number):
+                raise ValueError(f"{place}.{limit}: expected a finite number, found {number!r}")
+    empty = [name for name, own in conditions.items() if not listed(own)]
+    if empty:
+        raise ValueError(f"{where}.{empty[0]}: expected one or more conditions, found none")
+    try:
+        _order(conditions)
+    except CycleError as error:
+        # Each name in the cycle has a condition on the next one.
+        cycle = " -> ".join(map(str, reversed(error.args[1])))
+        raise ValueError(
+            f"{where}: the conditions form a cycle: {cycle}. Remove one of them, so that each "
+            "component can be evaluated after those to which its conditions refer."
+        ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from gdpo_verl.advantage.checks import (
     check_rewards,
     check_weights,
 )
+from gdpo_verl.advantage.criteria import Criteria, CriteriaSetting
 from gdpo_verl.advantage.gate import Gate
 from gdpo_verl.advantage.groups import GroupIds, Groups, Spread, factorize_groups, groups_with_any
 from gdpo_verl.advantage.variant import GDPO, Ranges, Variant
@@ -42,6 +44,8 @@ class EstimatorSettings:
       whiten: the batch step; None: the variant's own.
       epsilon, scale: as in `gdpo_verl.gdpo_advantages`.
       credit: what a turn is credited with.
+      criteria: "decoupled" normalises each criterion of a component by criterion; "sum" normalises
+        the usual number of the rubric alone.
 
     Raises:
       ValueError: `whiten` or `epsilon` is not allowed.
@@ -55,6 +59,7 @@ class EstimatorSettings:
     epsilon: float = EPSILON
     scale: bool = True
     credit: Credit = "to_go"
+    criteria: CriteriaSetting = "decoupled"
 
     def __post_init__(self) -> None:
         known = get_args(Whiten)
@@ -84,6 +89,7 @@ class Decomposition:
         whitening over tokens or sequences is needed.
       settings: of the estimator. The advantages of GDPO and GRPO are computed as well as those of
         its variant.
+      criteria: of the components by criterion.
       prepared: the spread where components have groups of their own; None where all use `groups`.
     """
 
@@ -94,6 +100,7 @@ class Decomposition:
     ranges: Tensor | None
     token_counts: Tensor | None
     settings: EstimatorSettings
+    criteria: Sequence[Criteria] = ()
     prepared: Spread | None = None
 
     @property
@@ -119,7 +126,19 @@ class Decomposition:
     @cached_property
     def normalized(self) -> Tensor:
         """z of Eq. 4: shape (B, K), unitless; NaN where not scored."""
-        return self.spread.normalized(self.epsilon, self.scale)
+        z = self.spread.normalized(self.epsilon, self.scale)
+        for own in self._decoupled:
+            scored = self.spread.scored[:, own.column]
+            z[:, own.column] = own.normalized(scored, self.groups, self.epsilon)
+        return z
+
+    @property
+    def _decoupled(self) -> Sequence[Criteria]:
+        """The criteria that are normalised one by one.
+
+        Where nothing is divided by a deviation, this makes no difference.
+        """
+        return self.criteria if self.scale and self.settings.criteria == "decoupled" else ()
 
     @cached_property
     def terms(self) -> Tensor:
@@ -298,6 +317,8 @@ class Decomposition:
         """
         if not self.epsilon or not self.normalized.numel():
             return 0.0
+        if self._decoupled:
+            return math.inf
         least = torch.where(self.spread.varies, self.spread.std, torch.inf).min()
         largest = self.normalized.nan_to_num(0.0).abs().max()
         return float(20 * self.weights.numel() * largest * self.epsilon / least)
@@ -310,6 +331,7 @@ def decompose(
     settings: EstimatorSettings = DEFAULTS,
     *,
     conditioned: Tensor | None = None,
+    criteria: Sequence[Criteria] = (),
 ) -> Decomposition:
     """Check that settings fit the rewards and groups, and collect them in a `Decomposition`.
 
@@ -320,6 +342,8 @@ def decompose(
         in those of whitening.
       settings: of the estimator.
       conditioned: the rewards after `apply_conditions`; default: `rewards`.
+      criteria: of the components by criterion, after the conditions. The rewards have their
+        numbers (`rubric_number`).
 
     Raises:
       ValueError: as `gdpo_verl.gdpo_advantages`.
@@ -342,4 +366,5 @@ def decompose(
         ranges=ranges,
         token_counts=token_counts,
         settings=settings,
+        criteria=criteria,
     )

@@ -167,6 +167,7 @@ def decompose_turns(
         rewards=credit,
         groups=Groups(codes[responses], number),
         token_counts=turns.tokens,
+        criteria=(),
         prepared=spread,
     )
     return TurnDecomposition(entries, turns)

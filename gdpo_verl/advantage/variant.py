@@ -27,6 +27,8 @@ class Variant:
       combine: takes a `Decomposition` and its own settings as keyword arguments; returns float64,
         shape (B,), before the batch step, in units of the largest weight.
       settings: all keyword arguments.
+      by_component: the settings with a value for each component. In the configuration they are
+        mappings by name, which `with_columns` turns into lists.
       limits: the smallest and the largest value of a setting that is a number.
       whiten: the batch step of the method's authors.
       unbiased: the batch step divides the squares by n - 1, else by n.
@@ -45,6 +47,7 @@ class Variant:
     combine: Callable[..., Tensor]
     settings: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    by_component: tuple[str, ...] = ()
     whiten: Whiten = "token"
     unbiased: bool = True
     linear: bool = True
@@ -80,6 +83,15 @@ class Variant:
                 )
             self._check_setting(where + name, name, value)
         return replace(self, settings={**self.defaults, **given})
+
+    def with_columns(self, keys: Sequence[str]) -> Variant:
+        """Return the variant with lists, in the order of the components, for its mappings."""
+        lists: dict[str, Any] = {}
+        for name in self.by_component:
+            named = self.settings.get(name)
+            if isinstance(named, Mapping):
+                lists[name] = [named.get(key) for key in keys]
+        return replace(self, settings={**self.settings, **lists}) if lists else self
 
     def _check_setting(self, where: str, name: str, value: Any) -> None:
         default = self.defaults[name]

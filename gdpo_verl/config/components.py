@@ -17,6 +17,8 @@ TOKENS, MINI_BATCH = "response_tokens", "mini_batch"
 RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step", TOKENS, MINI_BATCH)
 BY_TURN = "_by_turn"
 """The end of the name of the column with the list of a per-turn component."""
+BY_CRITERION = "_by_criterion"
+"""The end of the name of the column with the mapping of a component by criterion."""
 ADVANTAGE = "_advantage"
 """The end of the names of our own columns in the dumps."""
 
@@ -34,8 +36,15 @@ class Component:
     most_unscored: float | None = None
     # A list, one number for each turn of the model in the response; low and high are of one turn.
     by_turn: bool = False
+    # A mapping, one number for each criterion of the prompt; low and high are of `rubric_number`.
+    by_criterion: bool = False
 
     def __post_init__(self) -> None:
+        if self.by_turn and self.by_criterion:
+            raise ValueError(
+                f"component {self.name!r}: it is declared by turn and by criterion. Declare one of "
+                "them."
+            )
         ends = [end for end in (self.low, self.high) if end is not None]
         if not all(isinstance(end, Real) and math.isfinite(end) for end in ends):
             fault = "finite numbers, or None where unbounded"
@@ -55,7 +64,11 @@ class Component:
         return float(self.low), float(self.high)
 
 
-def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Callable[[F], F]:
+def declares(
+    *components: Component | str,
+    by_turn: Sequence[str] = (),
+    by_criterion: Sequence[str] = (),
+) -> Callable[[F], F]:
     """Attach the declaration that the estimator, the metrics and the checks read.
 
     The function, sync or async, returns `score`, every component that is not optional, and any
@@ -72,21 +85,26 @@ def declares(*components: Component | str, by_turn: Sequence[str] = ()) -> Calla
         model. Names that are not among `components` are added after them. In verl the number of
         the model's turns is `extra_info["num_turns"] // 2`, because verl also counts the question
         and the results of the tools.
+      by_criterion: the names of the components whose value is a mapping, one entry for each
+        criterion of the prompt: a number, None where it is not scored, or
+        ``{"value": number, "weight": number}``. Without a weight it is 1.
     """
-    if isinstance(by_turn, str):  # a string would be read as one name per letter
-        by_turn = (by_turn,)
-    declared = [
-        replace(each, by_turn=True) if each.name in by_turn else each
-        for each in _checked(components)
-    ]
-    names = [each.name for each in declared]
-    declared += [Component(name, by_turn=True) for name in by_turn if name not in names]
+    declared = {each.name: each for each in _checked(components)}
+    for name in as_names(by_turn):
+        declared[name] = replace(declared.get(name, Component(name)), by_turn=True)
+    for name in as_names(by_criterion):
+        declared[name] = replace(declared.get(name, Component(name)), by_criterion=True)
 
     def attach(function: F) -> F:
-        function.components = _checked(declared)  # type: ignore[attr-defined]
+        function.components = _checked(declared.values())  # type: ignore[attr-defined]
         return function
 
     return attach
+
+
+def as_names(names: Sequence[str]) -> Sequence[str]:
+    """Return a sequence of names; one name alone would be read as one name per letter."""
+    return (names,) if isinstance(names, str) else names
 
 
 def declared_components(reward: Any) -> tuple[Component, ...]:

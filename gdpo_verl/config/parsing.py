@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from gdpo_verl.advantage import VARIANTS, Credit, EstimatorSettings, Whiten, find_variant
 from gdpo_verl.advantage.checks import is_number
+from gdpo_verl.advantage.criteria import CriteriaSetting
 from gdpo_verl.advantage.gate import When
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.variants import ADDRESS, PACKAGE, is_address, own_name
@@ -28,6 +30,7 @@ SECTION = (
     "schedule",
     "derived",
     "credit",
+    "criteria",
     "metrics",
 )
 """The keys under `algorithm.gdpo`, in addition to the sections of variants."""
@@ -208,13 +211,16 @@ def estimator(
         epsilon=float(epsilon),
         scale=flag(root, algorithm, SCALE, default.scale),
         credit=choice(section, node, "credit", Credit, default.credit),
+        criteria=choice(section, node, "criteria", CriteriaSetting, default.criteria),
     )
 
 
-def conditions(node: Any, where: str) -> dict[str, Mapping[str, Any]]:
+def conditions(node: Any, where: str) -> dict[str, Any]:
     """`algorithm.gdpo.conditions`; what each holds is checked when the components are known."""
-    found = mapping(f"{where}.conditions", node)
-    return {name: _with_on(each) for name, each in found.items()}
+    found: dict[str, Any] = {}
+    for name, own in mapping(f"{where}.conditions", node).items():
+        found[name] = [_with_on(each) for each in own] if isinstance(own, list) else _with_on(own)
+    return found
 
 
 def gate(node: Any, section: str) -> dict[str, Any] | None:
@@ -263,6 +269,30 @@ def _derived(given: Any, where: str) -> Derived:
     pair = _is_list(ends) and len(ends) == 2 and all(map(is_number, ends))
     _expect(pair and ends[0] < ends[1], f"{where}.range", "[low, high], low < high", ends)
     return Derived(where, address, options, (float(ends[0]), float(ends[1])))
+
+
+def check_targets(
+    options: Mapping[str, Any],
+    ranges: Mapping[str, tuple[float, float]],
+    keys: Sequence[str],
+    where: str,
+) -> None:
+    """Refuse targets of unknown components, targets that no mean reaches, and a floor without any.
+
+    Args:
+      options: the settings of the variant.
+    """
+    if "targets" not in options:
+        floor = options.get("targets_floor", 0)
+        _expect(not floor, f"{where}.targets_floor", "no floor where there are no targets", floor)
+        return
+    place = f"{where}.targets"
+    for name, target in mapping(place, options["targets"], "{component: target}").items():
+        check_component(place, name, keys)
+        low, high = ranges.get(name, (-math.inf, math.inf))
+        fits = is_number(target) and low < target <= high
+        wanted = f"a number above {low:g} and at most {high:g}, the declared range"
+        _expect(fits, f"{place}.{name}", wanted, target)
 
 
 def check_schedules(

@@ -24,13 +24,15 @@ from gdpo_verl.advantage import (
     find_variant,
     validate_variant,
 )
-from gdpo_verl.advantage.groups import GroupIds
+from gdpo_verl.advantage.conditions import LIMITS, each_condition
+from gdpo_verl.advantage.criteria import Criteria, Graded, check_criteria
+from gdpo_verl.advantage.groups import GroupIds, factorize_groups
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.advantage.turns import check_credit
 from gdpo_verl.advantage.variant import Ranges
 from gdpo_verl.advantage.variants import own_name
 from gdpo_verl.config import parsing
-from gdpo_verl.config.components import Component, as_components
+from gdpo_verl.config.components import BY_CRITERION, BY_TURN, Component, as_components
 from gdpo_verl.config.derived import Derived
 from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean
@@ -67,7 +69,7 @@ class GdpoConfig:
 
     reward_keys: tuple[str, ...] | None = None
     reward_weights: Mapping[str, float] | None = None
-    conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     metrics: bool = True
     variant: str = "gdpo"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -128,13 +130,15 @@ class GdpoConfig:
         declared: Sequence[Component | str],
         returned: Sequence[str] | None = None,
         listed: Iterable[str] = (),
+        mapped: Iterable[str] = (),
     ) -> Objective:
         """The components that enter the estimator, in order, with weights and conditions.
 
         Args:
           declared: what the reward function or manager declares; may be empty.
           returned: the keys of a dict that it returned, where one is known.
-          listed: components that are by turn, whether or not they are declared.
+          listed, mapped: components that are by turn and by criterion, whether or not they are
+            declared.
 
         Raises:
           ValueError: nothing is declared or named, or a key, weight or condition names
@@ -153,26 +157,22 @@ class GdpoConfig:
         own = [component for component in components if component.name in keys]
         by_turn = frozenset(each.name for each in own if each.by_turn)
         by_turn |= set(keys).intersection(listed)
+        by_criterion = frozenset(each.name for each in own if each.by_criterion)
+        by_criterion |= set(keys).intersection(mapped)
         # The range of one turn is none of the sum.
         ranges = {c.name: c.range for c in own if c.range is not None and c.name not in by_turn}
         ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
-        for name, condition in self.conditions.items():
-            low, high = ranges.get(condition["on"], (-math.inf, math.inf))
-            if not low <= condition["at_least"] <= high:
-                raise ValueError(
-                    f"{section}.conditions.{name}.at_least: expected a threshold from {low:g} to "
-                    f"{high:g}, the declared range of {condition['on']!r}, found "
-                    f"{condition['at_least']:g}. Beyond it the condition always or never holds."
-                )
-            _, highest = ranges.get(name, (0.0, math.inf))
-            if highest <= 0:
-                _warn_once(penalty_with_condition(f"{section}.conditions.{name}", condition["on"]))
+        self._check_limits(ranges)
         most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
-        objective = Objective(keys, weights, optional, ranges, self, most, by_turn)
+        objective = Objective(keys, weights, optional, ranges, self, most, by_turn, by_criterion)
         self._check_variant(objective)
         if objective.credits_turns:
             variant = self.chosen_variant
             check_credit(variant, self.estimator.whiten or variant.whiten, section)
+        estimator = self.estimator
+        if by_criterion and estimator.criteria == "decoupled" and estimator.scale:
+            names = sorted(by_criterion)
+            check_criteria(self.chosen_variant, objective.credits_turns, names, section)
         return objective
 
     def _keys(
@@ -216,6 +216,29 @@ class GdpoConfig:
             raise ValueError(f"{self.wording.weights}: all are zero, found {list(chosen)}")
         return chosen
 
+    def _check_limits(self, ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Refuse limits outside of the ranges, and warn of conditions that reward failing."""
+        section = f"{self.wording.root}.gdpo.conditions"
+        for name, condition in each_condition(self.conditions):
+            on = condition["on"]
+            low, high = ranges.get(on, (-math.inf, math.inf))
+            if on in self.conditions:  # where its own conditions fail it is 0
+                low = min(low, 0.0)
+                high = max(high, 0.0)
+            for limit in LIMITS:
+                if limit not in condition:
+                    continue
+                threshold = condition[limit]
+                if not low <= threshold <= high:
+                    raise ValueError(
+                        f"{section}.{name}.{limit}: expected a threshold from {low:g} to "
+                        f"{high:g}, the declared range of {on!r}, found {threshold:g}. Beyond it "
+                        "the condition always or never holds."
+                    )
+            _, highest = ranges.get(name, (0.0, math.inf))
+            if highest <= 0:
+                _warn_once(penalty_with_condition(f"{section}.{name}", on))
+
     def _check_variant(self, objective: Objective) -> None:
         """Check the components against a built-in variant; a user's variant has no requirements."""
         variant = VARIANTS.get(self.variant)
@@ -232,6 +255,9 @@ class GdpoConfig:
             variant.check_ranges(objective.range_list, objective.keys, where)
         except ValueError as error:
             raise ValueError(f"{error} {self.wording.ranges}") from None
+        if variant.by_component:
+            where = f"{self.wording.root}.gdpo.{self.variant}"
+            parsing.check_targets(self.options, objective.ranges, objective.keys, where)
 
     def check(self, group_size: int) -> None:
         """Refuse groups of one response, and warn of what makes no difference to GRPO."""
@@ -275,6 +301,7 @@ class Objective:
       ranges: low and high, in reward units, of the components that declare both.
       most_unscored: the share of a batch that may be without a component, where one is declared.
       by_turn: the components that are a list, one number a turn.
+      by_criterion: the components that are a mapping, one number a criterion.
     """
 
     keys: tuple[str, ...]
@@ -284,6 +311,14 @@ class Objective:
     config: GdpoConfig
     most_unscored: Mapping[str, float]
     by_turn: frozenset[str] = frozenset()
+    by_criterion: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns in which our reward manager gives the components to verl."""
+        lists = [f"{key}{BY_TURN}" for key in self.keys if key in self.by_turn]
+        mappings = [f"{key}{BY_CRITERION}" for key in self.keys if key in self.by_criterion]
+        return [*self.keys, *lists, *mappings]
 
     @property
     def credits_turns(self) -> bool:
@@ -331,7 +366,7 @@ class Objective:
             weights=self.weights_at(step),
             ranges=self.range_list,
             gate=self.gate,
-            variant=self.config.chosen_variant,
+            variant=self.config.chosen_variant.with_columns(self.keys),
         )
 
     def of_answers(self) -> Objective:
@@ -402,16 +437,39 @@ class Objective:
         return self.conditioned(raw).nan_to_num(0.0) @ weights
 
     def decompose(
-        self, raw: Tensor, group_ids: GroupIds, token_counts: Tensor | None, step: int
+        self,
+        raw: Tensor,
+        group_ids: GroupIds,
+        token_counts: Tensor | None,
+        step: int,
+        graded: Mapping[str, Sequence[Graded | None]] | None = None,
+        rows: Sequence[str] = (),
     ) -> Decomposition:
         """Decompose rewards, as they were returned, under the settings of a global step.
 
         Args:
           raw: float64, shape (B, K), in the order of the keys, with the derived ones.
           group_ids, token_counts: as in `gdpo_verl.advantage.decompose`.
+          graded: the components by criterion of each response.
+          rows: what to call each response in an error.
+
+        Raises:
+          ValueError: two responses of a group give a criterion different weights.
         """
         settings = self.settings_at(step)
-        return decompose(raw, group_ids, token_counts, settings, conditioned=self.conditioned(raw))
+        groups = factorize_groups(group_ids, raw)
+        conditioned = self.conditioned(raw)
+        # 1 where the conditions of a component hold, 0 where they fail, else NaN.
+        counts = self.conditioned(torch.ones_like(raw), conditioned)
+        criteria = []
+        for key, own in (graded or {}).items():
+            column = self.keys.index(key)
+            where = f"{self.config.wording.rewards}: {key!r}"
+            table = Criteria.of(column, own, groups, rows, where)
+            criteria.append(table.conditioned(counts[:, column]))
+        return decompose(
+            raw, groups, token_counts, settings, conditioned=conditioned, criteria=criteria
+        )
 
     @property
     def range_list(self) -> Ranges:
@@ -433,6 +491,6 @@ class Objective:
         if self.gate is not None:
             return self.gate.column
         # Rewards that all count only with one component are about what that one says.
-        on = {condition["on"] for condition in self.config.conditions.values()}
+        on = {condition["on"] for _, condition in each_condition(self.config.conditions)}
         names = on if len(on) == 1 else [name for name in _OUTCOMES if name in self.keys]
         return next(map(self.keys.index, names), None)

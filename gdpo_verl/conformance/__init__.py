@@ -73,7 +73,12 @@ def check(
         one more component, the last, of each whole group: `function` is relative_length or rank
         (`gdpo_verl.rewards.derived`) and the others its arguments, components by their column.
         "by_turn": a reward may be a list, one a turn; then the tokens are lists, too, and so is
-        what it returns; `credit` is to_go or turn. Vectors of other features are left out.
+        what it returns; `credit` is to_go or turn. "nested_conditions": a reward may have several
+        conditions, which are in the order of dependence, and whose limits are `at_least`,
+        `at_most` and `equals`. "targets": the variant sa_mrpo has `targets`, for each
+        component a number or None, and `targets_floor`. "by_criterion": a reward may be a mapping
+        of criteria to numbers or ``{"value": …, "weight": …}``; `criteria` is decoupled or sum.
+        Vectors of other features are left out.
 
     Raises:
       ValueError: there is no such profile, or it has no vectors of a feature.

@@ -61,6 +61,7 @@ def prepare(
     model: str | None = None,
     max_prompt_length: int | None = None,
     shots: int = 0,
+    negative: str | None = None,
 ) -> dict[str, Any]:
     """Write the data set ``name`` to ``out_dir`` and return its provenance.
 
@@ -74,9 +75,12 @@ def prepare(
       model: whose tokenizer counts the prompts; unchecked without it.
       max_prompt_length: tokens that fit; by default the recipe's.
       shots: worked examples that stand as earlier turns before each question.
+      negative: what a criterion with a negative weight says, of a data set with rubrics.
     """
     data_set = DATA_SETS[name]
     options: dict[str, Any] = {"seed": seed}
+    if data_set.several:
+        options["name"] = name
     if data_set.source != "own":
         options["source"] = source
     elif source is not None or validation is not None:
@@ -90,6 +94,10 @@ def prepare(
         options["shots"] = shots
     elif shots:
         raise ValueError(f"--shots: expected 0, found {shots}: {name} has no worked examples")
+    if data_set.graded:
+        options["negative"] = negative
+    elif negative is not None:
+        raise ValueError(f"--negative: {name} has no rubrics, found {negative!r}")
     if model is not None:
         from gdpo_verl.lab.tasks.rows import PromptLength
 
@@ -99,7 +107,7 @@ def prepare(
         raise ValueError(
             "--max-prompt-length: this option counts tokens. Give --model, the model to be trained"
         )
-    return data_set.prepare(out_dir, **options)
+    return dict(data_set.module().prepare(out_dir, **options))
 
 
 def prepare_command_of(path: str | Path) -> str | None:
@@ -126,11 +134,19 @@ def prepare_command_of(path: str | Path) -> str | None:
 def provenance_notes(provenance: Mapping[str, Any]) -> list[str]:
     """Describe the rejected rows, the first of them with file and row."""
     rows = provenance.get("rejected")
+    lines: list[str] = []
+    negative = provenance.get("negative")
+    if negative:
+        counts = ", ".join(f"{count} as {kind}" for kind, count in negative["criteria"].items())
+        lines.append(
+            f"criteria with a negative weight (--negative {negative['setting']}): taken "
+            f"{counts or 'none'}; 'failure' is bad when met, 'avoided' got a positive weight"
+        )
     if not rows:
-        return []
+        return lines
     kinds = provenance["counts"]["rejected"]
     detail = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    lines = [f"{len(rows)} rows rejected ({detail}):"]
+    lines.append(f"{len(rows)} rows rejected ({detail}):")
     lines += [f"  {row['file']} row {row['row']}: {row['reason']}" for row in rows[:_NOTED]]
     if len(rows) > _NOTED:
         lines.append(f"  and {len(rows) - _NOTED} more, which provenance.json lists")

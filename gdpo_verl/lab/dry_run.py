@@ -1,4 +1,4 @@
-"""Say what a run would do, and find what is wrong with it, without a device."""
+"""Say what a run would do and need, and find what is wrong with it, without a device."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from gdpo_verl.cpu.settings import check_memory
+from gdpo_verl import __version__
+from gdpo_verl.cpu.settings import check_memory, memory
 from gdpo_verl.lab.run import checkpoints, claim, launch
-from gdpo_verl.lab.run.composition import DATA, REWARD, named
+from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD, hardware_of, named
+from gdpo_verl.lab.run.memory import Shape, load_shape, needs
 from gdpo_verl.lab.run.preflight import check_data_files
 from gdpo_verl.lab.rundir import layout
+from gdpo_verl.lab.tasks.rows import tokenizer_of
 from gdpo_verl.plugin.step.dumps import DumpSettings
-from gdpo_verl.upstream.model import check_model, has_configuration
+from gdpo_verl.upstream.model import check_model
 
 # The rows on which the reward is tried; each gets several responses.
 PROBED_ROWS = 4
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run as it would be trained: its settings, and its faults.
+    """A run as it would be trained: its settings, its needs, and its faults.
 
     Attributes:
       lines: for a terminal.
@@ -48,6 +53,7 @@ def dry_run(
     run: Path,
     overrides: Sequence[str] = (),
     *,
+    card: float | None = None,
     elsewhere: bool = False,
     config_dir: Path | None = None,
     accept_changed_files: bool = False,
@@ -57,12 +63,15 @@ def dry_run(
     Args:
       recipe, run, overrides, config_dir, accept_changed_files: as for `launch.train`; nothing is
         written.
+      card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
+        is for.
       elsewhere: the run is trained on other machines, whose files need not be here.
 
     Raises:
       RecipeError: no such recipe, or its configuration cannot be composed.
     """
     config, complete = launch.composed(recipe, run, overrides, config_dir)
+    hardware = hardware_of(recipe, overrides, config_dir)
     command = launch.command(recipe, run, complete, config_dir)
     lines = [*_what(recipe, command, config)]
     problems: list[str] = []
@@ -70,13 +79,16 @@ def dry_run(
         _check_directory(run.resolve(), recipe, config, accept_changed_files)
     except RuntimeError as error:
         problems.append(str(error))
+    shape = load_shape(config.actor_rollout_ref.model)
     # All checks run, so that the user sees all problems at once.
     for check in (_model, _settings, _data_and_reward):
         with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
             try:
-                lines += check(config, elsewhere)
+                lines += check(config, shape, elsewhere)
             except (ValueError, AssertionError) as error:
                 problems += [] if str(error) in problems else [str(error)]
+    if shape is not None:
+        lines += _memory(config, shape, hardware, card)
     return DryRun(lines, problems)
 
 
@@ -91,6 +103,17 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
     length = trainer.total_training_steps or f"{trainer.total_epochs} times through the data"
     yield (
         f"steps    {length}, each of {config.data.train_batch_size} prompts × {rollout.n} responses"
+    )
+    model = config.actor_rollout_ref.model
+    name = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    responses = (
+        "packed" if model.use_remove_padding else "padded to the longest of their micro-batch"
+    )
+    if name == "sdpa" and model.use_remove_padding:
+        responses += ": its time grows with max_token_len_per_gpu squared, unlike flash-attn's"
+    yield (
+        f"software gdpo-verl {__version__}, verl {version('verl')}; attention {name}, responses "
+        f"{responses}"
     )
 
 
@@ -107,14 +130,31 @@ def _check_directory(
         checkpoints.require_complete(saved)
 
 
-def _model(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     check_model(config, elsewhere=elsewhere)
     if config.trainer.device == "cpu" and not elsewhere:
         check_memory(config)
-    yield f"model    {config.actor_rollout_ref.model.path}"
+    if shape is None:
+        yield (
+            f"memory   not known: the configuration of {config.actor_rollout_ref.model.path!r} is "
+            "not available here. The machine that trains needs it: fetch it with `hf download`"
+        )
+        return
+    model = config.actor_rollout_ref.model
+    try:
+        tokenizer = tokenizer_of(model.get("tokenizer_path") or model.path, MODEL)
+    except ValueError:  # the reward's trial needs one, and says so
+        return
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= shape.vocabulary:
+        raise ValueError(
+            f"{MODEL}: expected weights for every token, found {shape.vocabulary} rows of "
+            f"embeddings and the token {highest}. Give the tokenizer that the model was trained "
+            "with."
+        )
 
 
-def _settings(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """Run verl's own validation and that of gdpo-verl, except what looks for a device."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -133,7 +173,7 @@ def _settings(config: DictConfig, elsewhere: bool) -> Iterator[str]:
     yield "settings verl's validation and GDPO's passed"
 
 
-def _data_and_reward(config: DictConfig, elsewhere: bool) -> Iterator[str]:
+def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
     """Check the columns of the data, and try the reward on rows with responses of all kinds."""
     from gdpo_verl.lab import check_reward
 
@@ -145,7 +185,7 @@ def _data_and_reward(config: DictConfig, elsewhere: bool) -> Iterator[str]:
         yield "reward   not tried: a reward model needs the devices"
         return
     config = config.copy()  # the check changes settings of it
-    if not has_configuration(config.actor_rollout_ref.model.path or ""):
+    if shape is None:
         config.actor_rollout_ref.model.path = None  # responses are then counted in bytes
     report = check_reward.check(config, rows=PROBED_ROWS)
     if report["problems"]:
@@ -160,3 +200,32 @@ def _files(config: DictConfig) -> list[str]:
     files = [file for key in DATA for file in named(config, key)]
     files += [file for file in named(config, REWARD) if "://" not in file]
     return files
+
+
+def _memory(config: DictConfig, shape: Shape, hardware: str, card: float | None) -> Iterator[str]:
+    import torch
+
+    total: float
+    if config.trainer.device == "cpu":
+        total = memory()
+        source = f"this machine, for {config.trainer.n_gpus_per_node} device(s)"
+    elif card is not None:
+        total = card * _GIB
+        source = "one GPU, by --card"
+    elif torch.cuda.is_available():
+        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        total = min(gpu.total_memory for gpu in gpus)
+        source = "this machine's smallest GPU"
+    else:
+        # An L4 or A10G, and an H100, as nvidia-smi reports them.
+        total = (22.4 if hardware == "gpu24" else 79.5) * _GIB
+        source = f"the smallest GPU of hardware={hardware}"
+    yield (
+        f"memory   {shape.weights / 1e9:.2f} billion weights; {source}: {_gib(total)}. Each device "
+        "holds, with activations on top (for information: these numbers reject no run)"
+    )
+    yield from (f"  {what}: {_gib(size)}" for what, size in needs(config, shape))
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / 2**20:.0f} MiB"

@@ -94,6 +94,27 @@ def compute_score(
     return with_score(rewards, error or late) | {"unchecked": followed.count(None)}
 
 
+@declares(Component("relevance", 0, 1), by_criterion=("rubric",))
+def compute_rubric(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Compute the rewards of `compute_score` as a rubric, whose criteria differ by prompt.
+
+    Returns:
+      rubric, which maps each kind of constraint of the prompt, and `own_words`, to its reward;
+      relevance, unchecked and parse_error as `compute_score`.
+    """
+    rewards = compute_score(data_source, solution_str, ground_truth, extra_info)
+    del rewards["score"]
+    rubric = {name: rewards.pop(name) for name in (*KINDS.values(), "own_words")}
+    criteria = {name: value for name, value in rubric.items() if value is not None}
+    return {"rubric": criteria, **rewards}
+
+
 def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
     """The topic and the constraints of a row; raises ValueError for what is none."""
     try:

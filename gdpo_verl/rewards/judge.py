@@ -12,6 +12,8 @@ its probability p(w) as the first token of the rating, it is
 
 (https://arxiv.org/abs/2303.16634). Without such probabilities it is v of the word that the text
 gives (`judge_text`). A judge that fails has given no reward: the component is None, *not scored*.
+
+With a rubric the component is by criterion, and the reply holds a verdict for each (`rubric`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,13 @@ from typing import Any
 
 from gdpo_verl.names import refuse_unknown
 from gdpo_verl.rewards.judge_text import RATING, named_word, spelled
+from gdpo_verl.rewards.rubric import (
+    TOKENS_OF_VERDICT,
+    criteria_fault,
+    numbered_criteria,
+    verdict_schema,
+    verdicts_of,
+)
 from gdpo_verl.rewards.thought import END_THINK
 
 BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
@@ -49,12 +58,18 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def _some(graded: dict[str, Any]) -> dict[str, Any] | None:
+    """The verdicts; None where there is none."""
+    return graded if any(each["value"] is not None for each in graded.values()) else None
+
+
 @dataclass(frozen=True)
 class Judge:
     """A judge: its settings and the client of its server."""
 
     question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
     scale: Any = None  # the words or numbers of a rating, the worst first
+    rubric: str | None = None  # the field of extra_info with the criteria of a row; no scale then
     name: str = "judge"
     # Of its server, up to /v1; None is the reward model that verl serves. May hold a password.
     url: str | None = field(default=None, repr=False)
@@ -77,10 +92,25 @@ class Judge:
             raise ValueError(f"{where}: expected a mapping of {keys}, found {node!r}")
         refuse_unknown(node, keys, where)
         judge = cls(**node)
-        asks = isinstance(judge.question, str) and "{response}" in judge.question
+        places = ["{response}"] if judge.rubric is None else ["{response}", "{criteria}"]
+        asks = isinstance(judge.question, str) and all(each in judge.question for each in places)
+        if judge.rubric is not None and judge.scale is not None:
+            raise ValueError(
+                f"{where}.scale: expected none where .rubric is set, found {judge.scale!r}. The "
+                "verdict on a criterion is whether it is met."
+            )
         checks: list[tuple[str, Any, str]] = [
-            ("question", asks, "a text with {response}, and {prompt} or {ground_truth} as needed"),
-            ("scale", judge.values, "two or more words or numbers, the worst first"),
+            (
+                "question",
+                asks,
+                f"a text with {' and '.join(places)}, and {{prompt}} or {{ground_truth}} as needed",
+            ),
+            (
+                "scale",
+                judge.rubric is not None or judge.values,
+                "two or more words or numbers, the worst first",
+            ),
+            ("rubric", judge.rubric is None or isinstance(judge.rubric, str), "a text, or null"),
             ("url", str(judge.url or "http").startswith("http"), "http://HOST:PORT/v1"),
             ("model", bool(judge.model) == bool(judge.url), "a name with url, none without"),
             ("request", isinstance(judge.request, Mapping), "a mapping"),
@@ -114,24 +144,35 @@ class Judge:
             return {}
         return {word: place / (len(words) - 1) for place, word in enumerate(words)}
 
-    async def ask(self, **texts: str) -> dict[str, Any]:
+    async def ask(self, criteria: Any = None, **texts: str) -> dict[str, Any]:
         """Have a response judged.
 
         Args:
+          criteria: with a rubric, those of the row: ``[{"name", "criterion", "weight"}, …]``.
           texts: `prompt`, `response` and `ground_truth`.
 
         Returns:
-          Under the component's name its value, None where the judge failed; under `<name>_said`
-          the judge's text, None where none came; under `<name>_error` why there is no value.
+          Under the component's name its value, with a rubric that of each criterion, None where the
+          judge failed; under `<name>_said` the judge's text, None where none came; under
+          `<name>_error` why there is no value.
         """
+        if self.rubric is not None:
+            fault = criteria_fault(criteria)
+            if fault:
+                return self._result(None, None, f"extra_info[{self.rubric!r}]: {fault}")
+            texts = {**texts, "criteria": numbered_criteria(criteria)}
         question = _PLACE.sub(lambda place: texts.get(place[1], place[0]), self.question)
         messages = [{"role": "user", "content": _encodable(question)}]
         content: dict[str, Any] = {"model": self.model, "messages": messages, **_REQUEST}
+        if self.rubric is not None:
+            content["max_tokens"] = TOKENS_OF_VERDICT * (len(criteria) + 1)
+            del content["logprobs"], content["top_logprobs"]
         if "structured_outputs" not in self.request:  # vLLM's own form
-            content["response_format"] = self._response_format()
+            content["response_format"] = self._response_format(criteria)
         content.update(self.request)
         body = {key: value for key, value in content.items() if value is not None}
-        value = said = None
+        value: Any = None
+        said = None
         error = ""
         wait = 0.0
         for _ in range(1 + int(self.repeats)):
@@ -153,16 +194,24 @@ class Judge:
                 error += _UNSTRUCTURED
             with contextlib.suppress(*_ODD):
                 choice = json.loads(reply)["choices"][0]
-                value = self.value_of(choice)
+                if self.rubric is None:
+                    value = self.value_of(choice)
+                    wanted = f"one of {[*self.values]}"
+                else:
+                    value = _some(verdicts_of(choice["message"]["content"] or "", criteria))
+                    wanted = 'verdicts such as {"1": true, "2": false}'
                 said = _encodable(choice["message"]["content"] or "")
-                unknown = f"expected one of {[*self.values]}, found {said[:200]!r}"
+                unknown = f"expected {wanted}, found {said[:200]!r}"
                 error = unknown if value is None else ""
                 break
             if 400 <= status < 500 and status not in (408, 429):  # the same request fails again
                 break
+        return self._result(value, said, error)
+
+    def _result(self, value: Any, said: str | None, error: str) -> dict[str, Any]:
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
-    def _response_format(self) -> dict[str, Any]:
+    def _response_format(self, criteria: Any) -> dict[str, Any]:
         """The structured output that is asked for, in the form of OpenAI, which vLLM takes, too."""
         schema = {
             "type": "object",
@@ -170,6 +219,8 @@ class Judge:
             "required": [RATING],
             "additionalProperties": False,
         }
+        if self.rubric is not None:
+            schema = verdict_schema(len(criteria))
         named = {"name": RATING, "strict": True, "schema": schema}
         return {"type": "json_schema", "json_schema": named}
 

@@ -1,28 +1,26 @@
 """Tasks with whole numbers: GSM8K and Reasoning Gym, for the same three rewards."""
 
-from __future__ import annotations
-
-from functools import partial
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.gsm8k import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-def _prepare_generated(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _reasoning_gym() -> ModuleType:
     from gdpo_verl.recipes.gsm8k import reasoning_gym
 
-    return reasoning_gym.prepare(out_dir, **options)
+    return reasoning_gym
 
 
-_GENERATED = {
-    name: DataSet(partial(_prepare_generated, name=name), 512, source="own", shots=True)
-    for name in ("reasoning-gym", "short-sums", "gsm-symbolic")
+_GENERATED = DataSet(_reasoning_gym, 512, source="own", shots=True, several=True)
+DATA_SETS = {
+    "gsm8k": DataSet(_rows, 512, shots=True),
+    "reasoning-gym": _GENERATED,
+    "short-sums": _GENERATED,
+    "gsm-symbolic": _GENERATED,
 }
-DATA_SETS = {"gsm8k": DataSet(_prepare, 512, shots=True), **_GENERATED}

@@ -1,17 +1,23 @@
-"""Short texts under constraints that can be checked."""
+"""Short texts under constraints that can be checked, and prompts with rubrics."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.instructions import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-DATA_SETS = {"instructions": DataSet(_prepare, 512, source="any")}
+def _rubrics() -> ModuleType:
+    from gdpo_verl.recipes.instructions import rubrics
+
+    return rubrics
+
+
+DATA_SETS = {
+    "instructions": DataSet(_rows, 512, source="any"),
+    "rubrics": DataSet(_rubrics, 2048, source="given", graded=True),
+}

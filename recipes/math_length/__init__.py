@@ -1,28 +1,29 @@
 """Competition problems with LaTeX answers: DeepScaleR, and the sets of published tables."""
 
-from __future__ import annotations
-
-from functools import partial
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.math_length import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-def _prepare_benchmark(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _benchmarks() -> ModuleType:
     from gdpo_verl.recipes.math_length import benchmarks
 
-    return benchmarks.prepare(out_dir, **options)
+    return benchmarks
 
 
-_BENCHMARKS = {
-    name: DataSet(partial(_prepare_benchmark, name=name), 1024, trained=False)
-    for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
+_BENCHMARK = DataSet(_benchmarks, 1024, trained=False, several=True)
+DATA_SETS = {
+    "deepscaler": DataSet(_rows, 1024),
+    "aime24": _BENCHMARK,
+    "aime25": _BENCHMARK,
+    "amc": _BENCHMARK,
+    "math500": _BENCHMARK,
+    "minerva": _BENCHMARK,
+    "olympiad": _BENCHMARK,
 }
-DATA_SETS = {"deepscaler": DataSet(_prepare, 1024), **_BENCHMARKS}

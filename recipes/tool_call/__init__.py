@@ -1,33 +1,30 @@
 """Tool calls: ToolRL's data, and the questions of the Berkeley Function-Calling Leaderboard."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare_rlla(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.tool_call import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-def _prepare_bfcl(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _bfcl() -> ModuleType:
     from gdpo_verl.recipes.tool_call import bfcl
 
-    return bfcl.prepare(out_dir, **options)
+    return bfcl
 
 
-def _prepare_bfcl_v3(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _bfcl_v3() -> ModuleType:
     from gdpo_verl.recipes.tool_call import bfcl_v3
 
-    return bfcl_v3.prepare(out_dir, **options)
+    return bfcl_v3
 
 
 DATA_SETS = {
-    "rlla": DataSet(_prepare_rlla, 2048, source="given"),
-    "bfcl": DataSet(_prepare_bfcl, 2048, source="own"),
-    "bfcl-v3": DataSet(_prepare_bfcl_v3, 31744, source="any", trained=False),
+    "rlla": DataSet(_rows, 2048, source="given"),
+    "bfcl": DataSet(_bfcl, 2048, source="own"),
+    "bfcl-v3": DataSet(_bfcl_v3, 31744, source="any", trained=False),
 }

@@ -1,17 +1,14 @@
 """Word problems that need several tool calls, which run while the policy is sampled."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.tool_turns import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-DATA_SETS = {"tool-turns": DataSet(_prepare, 64, source="own")}
+DATA_SETS = {"tool-turns": DataSet(_rows, 64, source="own")}

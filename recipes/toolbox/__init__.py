@@ -1,17 +1,14 @@
 """The toolbox: a synthetic tool-calling task, small enough for a laptop."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from gdpo_verl.lab.tasks.data_set import DataSet
 
 
-def _prepare(out_dir: Path, **options: Any) -> dict[str, Any]:
+def _rows() -> ModuleType:
     from gdpo_verl.recipes.toolbox import rows
 
-    return rows.prepare(out_dir, **options)
+    return rows
 
 
-DATA_SETS = {"toolbox": DataSet(_prepare, 64, source="own")}
+DATA_SETS = {"toolbox": DataSet(_rows, 64, source="own")}

@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python scripts/dev/benchmark.py advantage  # compared with verl's estimators
     python scripts/dev/benchmark.py advantage --variants --size 4096x1024x3
+    python scripts/dev/benchmark.py rubric --size 4096x20         # compared with plain components
     python scripts/dev/benchmark.py step --size 1024x256          # the plug-in in a step of verl
     python scripts/dev/benchmark.py replay --responses 100000     # report and replay, with memory
 
@@ -72,6 +73,35 @@ def uids(rows: int) -> Any:
     """Make ids of prompts as verl does: repeated strings in an object array."""
     prompts = [str(uuid.UUID(int=prompt)) for prompt in range(rows // GROUP + 1)]
     return np.repeat(np.array(prompts, dtype=object), GROUP)[:rows]
+
+
+# ---------------------------------------------------------------- rubric
+
+
+def rubric(args: argparse.Namespace) -> None:
+    """Time rewards as dicts: as many components, and a rubric with as many criteria."""
+    from gdpo_verl import advantages_of
+
+    rows, criteria = map(int, args.size.split("x"))
+    groups = [row // GROUP for row in range(rows)]
+    draw = random.Random(0)
+    plain: list[dict[str, Any]] = []
+    graded: list[dict[str, Any]] = []
+    for group in groups:
+        values = [float(draw.random() < 0.5) for _ in range(criteria)]
+        plain.append({f"c{place}": value for place, value in enumerate(values)})
+        own = {}
+        for place, value in enumerate(values):
+            own[f"{group} {place}"] = {"value": value, "weight": 1.0 + place}
+        graded.append({"rubric": own})
+    summed = {"gdpo": {"criteria": "sum"}}
+    contenders = {
+        f"{criteria} components": partial(advantages_of, plain, groups),
+        "rubric": partial(advantages_of, graded, groups),
+        "rubric, sum": partial(advantages_of, graded, groups, config=summed),
+    }
+    print(f"{rows} responses in groups of {GROUP}, {criteria} criteria")
+    compare(contenders, args.turns)
 
 
 # ---------------------------------------------------------------- advantage
@@ -285,6 +315,10 @@ def main() -> None:
         action="store_true",
         help="compare the variants with GDPO instead of verl's estimators",
     )
+
+    sub = command(rubric, "rubric")
+    sub.add_argument("--size", default="4096x20", metavar="ROWSxCRITERIA")
+    sub.add_argument("--turns", type=int, default=15)
 
     sub = command(step, "step")
     sizes = ["4096x1024", "65536x256"]

@@ -14,7 +14,8 @@ Rewards minus their means: r1 ±.5, r2 -.75 -.75 1.25 .25 in the first group, 2 
 second.
   dvao         (-.25 -1.25 1.75 -.25) / 1.32916 and (2.5 -.5 -1.5 -.5) / 1.72474
   sa_mrpo      s = .5 and 7/24: w = .5^.25 = .84090 and (17/24)^.25 = .91740; gamma .5: .70711
-               and .84163
+               and .84163; target .8 of r1: s = .625 and w = .375^.25 = .78254; targets .4 and
+               2, floor .1: w = .1 and (1 - .4375)^.25 = .86603
   dara         both components vary in both groups: GDPO
   gd2po        rows 1, 4 and 6 are in conflict; half of the first group and 3/4 of the second are
                kept; with tau .2 row 4 stays, whose terms -.86602 and .26112 agree by .54
@@ -140,6 +141,59 @@ def by_turn(vector: dict[str, Any], epsilon: Decimal) -> list[Any]:
     return sums
 
 
+def criterion(reward: Any, name: str) -> tuple[Any, Decimal]:
+    """Return the value of a criterion, None where not scored, and its weight."""
+    entry = (reward or {}).get(name)
+    if isinstance(entry, dict):
+        return entry["value"], Decimal(str(entry["weight"]))
+    return entry, Decimal(1)
+
+
+def criteria_sums(vector: dict[str, Any], column: int, epsilon: Decimal) -> list[Any]:
+    """Compute sum_c w_c z[i, c] of a rubric for each response; None where nothing is scored."""
+    rubrics = [row[column] for row in vector["rewards"]]
+    sums: list[Any] = [None] * len(rubrics)
+    for group in set(vector["groups"]):
+        own = [i for i, g in enumerate(vector["groups"]) if g == group]
+        names = sorted({name for i in own for name in rubrics[i] or ()})
+        table = []
+        for i in own:
+            table.append([criterion(rubrics[i], name)[0] for name in names])
+        weights = []
+        for name in names:
+            first = next(i for i in own if name in (rubrics[i] or ()))
+            weights.append(criterion(rubrics[first], name)[1])
+        of_group = combined(table, [0] * len(own), weights, epsilon)
+        for i, value in zip(own, of_group, strict=True):
+            sums[i] = value
+    return sums
+
+
+def number(reward: Any) -> Any:
+    """Compute sum_c w_c v_c over the sum of the positive weights, of the scored criteria."""
+    entries = [criterion(reward, name) for name in reward or ()]
+    scored = [(Decimal(str(value)), weight) for value, weight in entries if value is not None]
+    if not scored:
+        return None
+    positive = sum(weight for _, weight in scored if weight > 0)
+    divisor = positive or sum(abs(weight) for _, weight in scored)
+    return sum(value * weight for value, weight in scored) / divisor
+
+
+def by_criterion(vector: dict[str, Any], epsilon: Decimal) -> Rows:
+    """Return the rewards with one number for each rubric: its sums, or its usual number."""
+    rewards = [[*row] for row in vector["rewards"]]
+    for column in range(len(rewards[0])):
+        if not any(isinstance(row[column], dict) for row in rewards):
+            continue
+        values = [number(row[column]) for row in rewards]
+        if vector["settings"]["criteria"] == "decoupled":
+            values = criteria_sums(vector, column, epsilon)
+        for row, value in zip(rewards, values, strict=True):
+            row[column] = value
+    return rewards
+
+
 def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
     if vector.get("feature") == "by_turn":
         shares = [count for own in vector["token_counts"] for count in own]
@@ -155,10 +209,13 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         derive = {"relative_length": brevity, "rank": rank}[arguments.pop("function")]
         for place, row in enumerate(rewards):
             row.append(derive(vector, place, **arguments))
-    for condition in vector["settings"].get("conditions", ()):  # Eq. 8
+    # Eq. 8. Nested conditions are written in the order of dependence.
+    for condition in vector["settings"].get("conditions", ()):
         for row in rewards:
-            if row[condition["on"]] < condition["at_least"]:
+            if not holds(row[condition["on"]], condition):
                 row[condition["reward"]] = 0
+    if vector.get("feature") == "by_criterion":
+        rewards = by_criterion(vector, Decimal(choices["epsilon"]))
     if choices["unscored"] == "zero":
         for row in rewards:
             for k, reward in enumerate(row):
@@ -173,6 +230,13 @@ def advantages(vector: dict[str, Any], choices: dict[str, Any]) -> list[Any]:
         return [0.0] * len(rewards)
     sums = combined(rewards, vector["groups"], weights, Decimal(choices["epsilon"]))
     return whitened(sums, shares, choices)
+
+
+def holds(value: float, condition: dict[str, Any]) -> bool:
+    """Return whether a value meets the limits of a condition."""
+    least = condition.get("at_least", condition.get("equals", value))
+    most = condition.get("at_most", condition.get("equals", value))
+    return bool(least <= value <= most)
 
 
 def whitened(sums: list[Any], shares: list[Any], choices: dict[str, Any]) -> list[float]:
@@ -190,12 +254,17 @@ def write(path: Path = VECTORS) -> None:
     vectors = content.pop("vectors")
     for vector in vectors:
         if "variant" not in vector["settings"]:
-            vector["expected"] = {
-                name: advantages(vector, choices)
-                for name, choices in profiles.items()
+            feature = vector.get("feature")
+            expected = {}
+            for name, choices in profiles.items():
                 # With per-turn credit, whitening over sequences is not defined.
-                if vector.get("feature") != "by_turn" or choices["whiten"] == "token"
-            }
+                if feature == "by_turn" and choices["whiten"] != "token":
+                    continue
+                # A rubric of which nothing is scored has no number.
+                if feature == "by_criterion" and choices["unscored"] == "zero":
+                    continue
+                expected[name] = advantages(vector, choices)
+            vector["expected"] = expected
     # One vector per line, so that a change is one line in a diff.
     body = ",\n  ".join(json.dumps(vector, ensure_ascii=False) for vector in vectors)
     head = json.dumps(content, indent=1)[:-2]
@@ -218,7 +287,7 @@ def ours(
 
     from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages
 
-    if "credit" in settings or "derived" in settings:
+    if settings.keys() & {"credit", "criteria", "derived"}:
         rows = []
         for row in rewards:
             rows.append({f"r{k}": reward for k, reward in enumerate(row)})
@@ -234,10 +303,10 @@ def ours(
         named = dict(zip(names, weights, strict=True))
         config = {"gdpo_reward_weights": named, "gdpo": settings}
         return advantages_of(rows, groups, token_counts, config=config)
-    wanted = {}
+    wanted: dict[int, list[dict[str, Any]]] = {}
     for condition in conditions:
-        limit = {"on": condition["on"], "at_least": condition["at_least"]}
-        wanted[condition["reward"]] = limit
+        own = {key: value for key, value in condition.items() if key != "reward"}
+        wanted.setdefault(condition["reward"], []).append(own)
     table = torch.tensor(as_nan(rewards), dtype=torch.float64)
     table = apply_conditions(table, range(table.shape[1]), wanted)
     mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]

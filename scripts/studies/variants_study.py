@@ -142,6 +142,12 @@ def variant(
     return advantage
 
 
+def with_targets(r: Tensor, ranges: Ranges) -> Tensor:
+    """Compute SA-MRPO with a target for each reward, nine tenths of its range."""
+    targets = [low + 0.9 * (high - low) for low, high in ranges]
+    return variant("sa_mrpo", targets=targets)(r, ranges)
+
+
 def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) -> Tensor:
     weights = [weight, *[1.0] * (r.shape[2] - 1)]
     settings = EstimatorSettings(weights=weights, scale=scale)
@@ -159,6 +165,7 @@ METHODS: dict[str, Advantage] = {
     "Dr.GRPO": partial(grpo, scale=False),
     "DVAO": variant("dvao"),
     "SA-MRPO": variant("sa_mrpo"),
+    "SA-MRPO, targets": with_targets,
     "DARA": variant("dara"),
     "DARA, symmetric": variant("dara", symmetric=True),
     "GD²PO": variant("gd2po"),
@@ -180,6 +187,7 @@ SHOWN = (
     "Dr.GRPO",
     "DVAO",
     "SA-MRPO",
+    "SA-MRPO, targets",
     "DARA",
     "GD²PO",
     "SAW",

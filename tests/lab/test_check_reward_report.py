@@ -195,6 +195,17 @@ def test_a_penalty_that_failing_avoids_is_a_problem(ends):
     assert "such as 1 + penalty" in problem
 
 
+def test_criteria_that_every_or_no_response_meets_are_named():
+    rubrics = [{"easy": 1, "far": 0, "some": i % 2, "once": None} for i in range(4)]
+    rubrics[0] |= {"once": 1}
+    scores = [sum(value or 0 for value in rubric.values()) / len(rubric) for rubric in rubrics]
+    results = [result(score, rubric=rubric) for score, rubric in zip(scores, rubrics, strict=True)]
+    notes = report_of(results, declared=(Component("rubric", by_criterion=True),))["notes"]
+    found = [note for note in notes if note.startswith("'rubric': ")]
+    assert "every response meets 1 of 4 criteria, which would teach nothing: easy. " in found[0]
+    assert "no response meets 1 of 4 criteria, which would teach nothing: far. " in found[1]
+
+
 def test_other_keys_and_optional_components_that_no_answer_has_are_noted():
     (keys, _) = report_of(with_last(extra=1))["notes"]
     expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"

@@ -18,7 +18,7 @@ from gdpo_verl.config import GdpoConfig
 from gdpo_verl.lab.check_reward import compose as compose_for_check
 from gdpo_verl.lab.cli import _parser, main
 from gdpo_verl.lab.dry_run import dry_run
-from gdpo_verl.lab.run.composition import RecipeError, compose
+from gdpo_verl.lab.run.composition import RecipeError, compose, hardware_of
 from gdpo_verl.lab.run.submit import absolute
 
 DEFAULT = compose("toolbox/gdpo").actor_rollout_ref.model.path
@@ -105,6 +105,7 @@ def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf
     assert verls.trainer.device == "cpu"
     assert compose("mine/gdpo", directory=conf) == verls
     assert compose_for_check("mine/gdpo", [], conf).data == verls.data
+    assert hardware_of("mine/gdpo", directory=conf) == "cpu"
 
     model = conf.parent / "model"
     model.mkdir()

@@ -1,20 +1,82 @@
-"""The advice when memory runs out, and a dry run with several problems."""
+"""A training's memory, by hand; that no estimate refuses a run; and the advice when it runs out."""
 
 import pytest
+from fake_verl import word_tokenizer
+from omegaconf import OmegaConf
+from transformers import Qwen2Config
 
 from gdpo_verl.lab import dry_run
-from gdpo_verl.lab.run.memory import remedy_for
+from gdpo_verl.lab.run.composition import compose
+from gdpo_verl.lab.run.memory import Shape, load_shape, needs, remedy_for
 
+BILLION = Shape(10**9, 150_000)
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
 ROWS = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+INFERS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "overrides", "expected"),
+    [
+        # float32: 4 GB of weights, their gradients, two moments; vLLM's bfloat16 copy.
+        pytest.param("gpu1", [], [4, 4, 8, 2], id="full"),
+        pytest.param("gpu1", [f"{FSDP}.offload_policy=true"], [0, 0, 0, 2], id="all offloaded"),
+        # LoRA trains no weight of the model.
+        pytest.param("gpu24", [], [4, 2], id="LoRA"),
+        pytest.param(
+            "gpu8",
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+            [0.5, 0.5, 1, 1],
+            id="eight shards, two parts",
+        ),
+    ],
+)
+def test_state_of_a_billion_weights(hardware, overrides, expected):
+    config = compose("tool_call/gdpo", [f"hardware={hardware}", *overrides])
+    *state, _ = [size / 1e9 for _, size in needs(config, BILLION)]
+    assert state == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens", "key"),
+    [
+        # The larger of the two limits, and one of 16,384 without overrides.
+        ([], 16384, "actor.ppo_max_token_len_per_gpu"),
+        ([f"{INFERS}=32768"], 32768, "rollout.log_prob_max_token_len_per_gpu"),
+        # Rows of 2,048 tokens in the prompt and 1,024 in the response.
+        ([f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=2"], 2 * 3072, ROWS.partition(".")[2]),
+    ],
+    ids=["update", "log-probabilities", "rows"],
+)
+def test_logits_of_one_micro_batch(overrides, tokens, key):
+    config = compose("tool_call/gdpo", ["hardware=gpu1", *overrides])
+    *_, (what, size) = needs(config, BILLION)
+    assert f"{tokens:,} tokens by actor_rollout_ref.{key}" in what
+    assert size == tokens * 150_000 * 4
+
+
+def test_shape_is_told_from_the_configuration_alone(tmp_path):
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    Qwen2Config(**sizes, **heads, num_hidden_layers=2).save_pretrained(tmp_path)
+    # A layer: q and o 64·64 (q with bias 64), k and v 64·32 with bias 32, three times 64·128 in
+    # the MLP, two norms of 64; one more norm, and one matrix for both ends.
+    layer = 2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 128 + 2 * 64
+    model = OmegaConf.create({"path": str(tmp_path)})
+    assert load_shape(model) == Shape(2 * layer + 64 + 1000 * 64, 1000)
+    for path in (str(tmp_path / "none"), None):
+        assert load_shape(OmegaConf.create({"path": path})) is None
 
 
 def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path):
+    Qwen2Config(vocab_size=2, num_hidden_layers=1).save_pretrained(tmp_path)
+    word_tokenizer("<eos>", "<unk>", "word").save_pretrained(tmp_path)
     overrides = ["hardware=cpu", f"{MODEL}.path={tmp_path}", f"{ACTOR}.use_prefix_grouper=false"]
     overrides += [f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=48"]
-    model, batch, *_ = dry_run.dry_run("toolbox/grpo", tmp_path / "run", overrides).problems
-    assert model.startswith(f"{MODEL}.path: expected a model's directory or a hub id, found")
+    vocabulary, batch, *_ = dry_run.dry_run("toolbox/grpo", tmp_path / "run", overrides).problems
+    assert vocabulary.startswith(f"{MODEL}.path: expected weights for every token, found 2 rows")
     assert batch == (
         f"{ROWS}: expected a divisor of the 128 responses of a device, found 48. Use 16, or set "
         f"{ACTOR}.use_dynamic_bsz=true."

@@ -35,12 +35,16 @@ ON_B = {"on": "b", "at_least": 1}
 @pytest.mark.parametrize(
     "conditions",
     [
-        {"a": ON_B, "b": {"on": "c", "at_least": 1}},
+        {"a": ON_B, "b": {"on": "a", "at_least": 1}},
         {"b": ON_B},
+        {"a": []},
+        {"a": [ON_B, "b"]},
+        {"a": ON_B | {"more_than": 1}},
+        {"a": {"at_least": 1}},
         {"d": ON_B},
         {"a": {"on": "d", "at_least": 1}},
         {"a": {"on": "b"}},
-        {"a": ON_B | {"at_most": 2}},
+        {"a": ON_B | {"at_most": None}},
         ["a"],
         {"a": ON_B | {"at_least": "1"}},
         {"a": ON_B | {"at_least": NAN}},
@@ -52,6 +56,43 @@ def test_bad_conditions_are_refused(conditions: Any) -> None:
     apply_conditions(rewards, keys, {"a": ON_B})
     with pytest.raises(ValueError, match=r"^conditions"):
         apply_conditions(rewards, keys, conditions)
+
+
+CYCLE = r"^conditions: .* a cycle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)\."
+
+
+def test_cycles_are_refused_with_their_names() -> None:
+    conditions = {"a": ON_B, "b": [{"on": "d", "at_least": 0}, {"on": "c", "at_most": 1}]}
+    conditions["c"] = {"on": "a", "equals": 1}
+    with pytest.raises(ValueError, match=CYCLE):
+        apply_conditions(torch.zeros(2, 4), ["a", "b", "c", "d"], conditions)
+
+
+PIPELINE = {
+    # Not in the order of dependence.
+    "passes": [{"on": "runs", "at_least": 1}, {"on": "length", "at_most": 0.7}],
+    "runs": {"on": "parses", "equals": 0.7},
+}
+
+
+def test_all_conditions_of_a_list_hold_and_a_conditioned_component_is_read_after_its_own() -> None:
+    rows = [
+        # parses, runs, passes, length; what runs and passes become
+        ([0.7, 1.0, 5.0, 0.7], [1.0, 5.0]),
+        ([0.6, 1.0, 5.0, 0.7], [0.0, 0.0]),  # what does not parse does not run
+        ([0.8, 1.0, 5.0, 0.7], [0.0, 0.0]),
+        ([0.7, 0.5, 5.0, 0.7], [0.5, 0.0]),
+        ([0.7, 1.0, 5.0, 0.8], [1.0, 0.0]),
+        ([NAN, 1.0, 5.0, 0.1], [NAN, NAN]),
+        ([NAN, 1.0, 5.0, 0.8], [NAN, 0.0]),  # whatever it parses, it is too long
+        ([0.7, NAN, NAN, 0.8], [NAN, 0.0]),
+        ([0.7, 1.0, NAN, 0.1], [1.0, NAN]),
+    ]
+    rewards = torch.tensor([row for row, _ in rows])  # float32, where 0.7 is 0.69999999
+    found = apply_conditions(rewards, ["parses", "runs", "passes", "length"], PIPELINE)
+    expected = torch.tensor([row for _, row in rows])
+    torch.testing.assert_close(found[:, 1:3], expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found[:, ::3], rewards[:, ::3], rtol=0, atol=0, equal_nan=True)
 
 
 def test_thresholds_may_be_held_against_other_numbers() -> None:

@@ -12,7 +12,7 @@ from gdpo_verl import advantages_of
 from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component, declared_components, declares
-from gdpo_verl.reward_dicts import as_written, turn_lists, with_sums
+from gdpo_verl.reward_dicts import as_written, turn_lists, with_numbers
 
 CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
 # A policy that decides at each of two turns whether it goes on. Stopping at turn 1, going on and
@@ -189,7 +189,7 @@ def test_only_variants_that_read_z_alone_take_turns() -> None:
 @pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)
 def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns: Any) -> None:
     objective = GdpoConfig().resolve([Component("calls", by_turn=True)])
-    written = with_sums({"calls": turns, "note": "kept"}, objective)
+    written = with_numbers({"calls": turns, "note": "kept"}, objective)
     assert written["calls"] == (sum(each or 0 for each in turns) if turns and any(turns) else None)
     assert written["note"] == "kept"
     (read,) = turn_lists([written], objective, [""])["calls"]

@@ -277,6 +277,17 @@ def test_a_huge_advantage_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
     assert "variant corr_grpo: the largest advantage is 1.49e+04" in caplog.text
 
 
+SA_MRPO: dict[str, Any] = {"variant": "sa_mrpo", "ranges": [(0, 1), (0, 3)]}
+
+
+def test_above_its_target_a_reward_has_no_weight_or_the_floor() -> None:
+    second = advantages(EXAMPLE, weights=[0.0, 1.0], **SA_MRPO)
+    close(advantages(EXAMPLE, **SA_MRPO, targets=[0.5, None]), second, 1e-12)
+    floor = advantages(EXAMPLE, **SA_MRPO, targets=[0.5, 3.0], targets_floor=1.0)
+    close(floor, advantages(EXAMPLE, **SA_MRPO, gamma=0.0), 1e-12)
+    close(advantages(EXAMPLE, **SA_MRPO, targets=[1, 3]), advantages(EXAMPLE, **SA_MRPO), 0.0)
+
+
 PAIRS = [row // 2 for row in range(8)]
 
 
@@ -290,6 +301,11 @@ PAIRS = [row // 2 for row in range(8)]
         ("ranges", {"variant": "sa_mrpo"}),
         ("ranges", {"variant": "sa_mrpo", "ranges": [(0, 1), None]}),
         ("ranges", {"variant": "sa_mrpo", "ranges": [(0, 1), (1, 1)]}),
+        ("targets", SA_MRPO | {"targets": [1.0, 0.5, 0.5]}),
+        ("targets", SA_MRPO | {"targets": [0.0, None]}),
+        ("targets", SA_MRPO | {"targets": ["1", None]}),
+        ("targets", SA_MRPO | {"targets": {"a": 1.0, "b": 2.0}}),
+        ("targets_floor", SA_MRPO | {"targets_floor": 1.5}),
         ("ranges", {"variant": "saw", "ranges": [(0, 1)]}),
         ("weights", {"variant": "rvpo", "weights": [1.0, 2.0]}),
         ("weights", {"variant": "dvao", "weights": [1.0, -1.0]}),

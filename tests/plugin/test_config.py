@@ -209,6 +209,16 @@ REFUSED = [
         "{length: {on: correctness, at_least: 3.1}}",
         r"\.length\.at_least: expected a threshold from -3 to 3, .* found 3\.1",
     ),
+    (
+        "gdpo.conditions",
+        "{length: [{on: correctness, at_least: 1}, {true: correctness, at_most: 4}]}",
+        r"\.length\.at_most: expected a threshold from -3 to 3, .* found 4",
+    ),
+    (
+        "gdpo.conditions",
+        "{length: {on: correctness, equals: 1}, correctness: {on: length, equals: 1}}",
+        ": the conditions form a cycle: (length -> correctness|correctness -> length)",
+    ),
     ("gdpo.conditions", "'{length'", ": expected a mapping in JSON"),
     ("gdpo_reward_weight", "1.0", r": unknown.*mean 'gdpo_reward_weights'\?$"),
     ("gdpo_whiten", "1.0", r": unknown.*mean 'gdpo\.whiten'\?$"),
@@ -305,6 +315,21 @@ def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
     message = r"algorithm\.gdpo\.variant: .* these have none: \['length'\].*Component\(name, low"
     with pytest.raises(ValueError, match=message):
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
+
+
+def test_targets_are_given_by_name() -> None:
+    found = read("gdpo: {variant: sa_mrpo, sa_mrpo: {targets: {length: 0.9}}}").resolve(DECLARED)
+    assert found.settings_at(1).variant.settings["targets"] == [None, 0.9]
+    bad = {
+        "{targets: {len: 0.9}}": r"targets: 'len' is not among",
+        "{targets: {length: 1.1}}": r"targets\.length: expected a number above 0 and at most 1",
+        "{targets: {length: 0}}": r"targets\.length: .*, found 0",
+        "{targets: 0.9}": r"targets: expected \{component: target\}, found 0\.9",
+        "{targets_floor: 0.1}": r"targets_floor: expected no floor where there are no targets",
+    }
+    for settings, fault in bad.items():
+        with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.sa_mrpo\.{fault}"):
+            read(f"gdpo: {{variant: sa_mrpo, sa_mrpo: {settings}}}").resolve(DECLARED)
 
 
 def test_a_condition_on_a_penalty_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -84,8 +84,8 @@ def test_what_is_read_from_logs_and_file_names_is_in_the_contract() -> None:
         written.update(dependency.writes)
         names.update((dependency.name, *dependency.reads.split()))
 
-    patterns = [progress.RAY_STARTED, progress._STARTED, progress._TOTAL_STEPS]
-    patterns += [pattern for pattern, _ in (*progress._STARTING, *progress._TRAINING)]
+    patterns = [pattern for pattern, _ in progress._PHASES]
+    patterns.append(progress._TOTAL_STEPS)
     for pattern in patterns:
         assert any(pattern.search(f"{text}7") for text in written), pattern
     assert set(deaths._ROLES) <= names

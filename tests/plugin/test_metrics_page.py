@@ -41,6 +41,12 @@ def emitted() -> set[str]:
     metrics |= TrainerHooks(config, by_turn).metrics(
         RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
     )
+    by_criterion = GdpoConfig().resolve([Component(component.name, by_criterion=True)])
+    mappings = [{component.name: {"a": value}} for value in (1.0, 0.0, 1.0)]
+    rows = RewardRows(by_criterion, mappings, rows.keys)
+    metrics |= TrainerHooks(config, by_criterion).metrics(
+        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
+    )
     return {
         name.replace(f"/{component.name}/", "/<component>/")
         .replace("code_4", "code_<code>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ def nested(**kwargs):
     result = plain(**kwargs)
     components = {key: result.pop(key) for key in ("right", "tokens")}
     return {**result, "reward_components": components}
+
+@declares("right", by_criterion=("rubric",))
+def rubric(solution_str, **kwargs):
+    rude = {"value": 1, "weight": -1}
+    return {"right": 0.5, "rubric": {"short": "word" not in solution_str, "cites": 0, "rude": rude}}
 
 @declares("right")
 def other_keys(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -134,6 +140,16 @@ def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
         "text": "\\boxed{3}",
         "index": 7,
     }
+
+
+def test_a_rubric_is_kept_as_text_beside_its_number(manager: Callable) -> None:
+    built = manager("+algorithm.gdpo_reward_weights={rubric: 2.0}", function="rubric")
+    found = score(built, session(*TWO, ground_truth="3"))
+    assert found["reward_score"] == 0.5 + 2 * (1 + 0 - 1) / 2
+    info = found["reward_extra_info"]
+    assert info["rubric"] == 0.0
+    mapping = {"short": 1.0, "cites": 0.0, "rude": {"value": 1.0, "weight": -1.0}}
+    assert json.loads(info["rubric_by_criterion"]) == mapping
 
 
 def test_the_conditions_of_the_estimator_enter_the_score(manager: Callable) -> None:

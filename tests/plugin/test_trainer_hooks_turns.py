@@ -15,7 +15,7 @@ from gdpo_verl import advantages_of
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import declares
 from gdpo_verl.plugin.step.queue import response_masks
-from gdpo_verl.reward_dicts import with_sums
+from gdpo_verl.reward_dicts import with_numbers
 
 pytestmark = pytest.mark.real
 
@@ -56,7 +56,7 @@ def rows_of(rows: list[Any] = ROWS) -> list[Any]:
     objective = GdpoConfig().resolve(reward.components)  # type: ignore[attr-defined]
     written = []
     for key, mask, own in rows:
-        complete = with_sums(own, objective)
+        complete = with_numbers(own, objective)
         total = sum(complete[name] or 0.0 for name in ("format", "correctness"))
         written.append((key, mask, {"score": total, **complete}))
     return written

@@ -86,7 +86,23 @@ def trls(rewards: Rows = ROWS, **config: Any) -> dict[str, Any]:
     return step(rewards=rewards, reward_weights=WEIGHTS, **config) | {"gdpo": None}
 
 
+def graded(row: int) -> dict[str, Any] | None:
+    """The criteria of a response; each prompt has its own, with a pitfall."""
+    if row % 7 == 6:
+        return None
+    prompt = row // 4
+    return {
+        f"names {prompt}": row % 2,
+        "complete": {"value": None if row == 3 else float(row % 3 == 0), "weight": 2.0},
+        "rude": {"value": float(row % 4 == 1), "weight": -1.0},
+    }
+
+
+RUBRIC = {"gdpo": {"conditions": {KEYS[1]: {"on": KEYS[0], "at_least": 1.5}}}}
+
 STEPS = {
+    "rubric": step(RUBRIC, [[row[0], graded(place)] for place, row in enumerate(ROWS)])
+    | {"by_criterion": [KEYS[1]]},
     "defaults": step(),
     "partly scored": step(rewards=PARTLY_SCORED, reward_weights=WEIGHTS),
     "accumulated": step(per_device_train_batch_size=8, gradient_accumulation_steps=4),
@@ -254,6 +270,24 @@ def test_derived_components_are_those_of_the_whole_group(results: Path, name: st
     assert logged.tolist() == pytest.approx(expected, abs=1e-12)
     derived = set(config["gdpo"]["derived"])
     assert set(read_run(results / name).components) == {*KEYS, *derived}
+
+
+def test_a_function_may_return_the_criteria_of_a_rubric(results: Path) -> None:
+    table = pq.read_table(next((results / "rubric/completions").glob("*.parquet"))).to_pydict()
+    rows = STEPS["rubric"]["rewards"]
+    assert list(map(json.loads, table[f"{KEYS[1]}_by_criterion"])) == [row[1] for row in rows]
+    infos = [{KEYS[0]: number, KEYS[1]: mapping} for number, mapping in rows]
+    groups = [row // 4 for row in range(len(rows))]
+    expected = advantages_of(infos, groups, table["response_tokens"], config=RUBRIC)
+    # TRL's rewards have the decimals of float32.
+    assert table["advantage"] == pytest.approx(expected, abs=1e-6)
+    plain = advantages_of(
+        infos, groups, config=RUBRIC | {"gdpo": RUBRIC["gdpo"] | {"criteria": "sum"}}
+    )
+    assert table["advantage"] != pytest.approx(plain, abs=1e-3)
+    found = replay([results / "rubric"])
+    assert found.reproduces == pytest.approx(0, abs=1e-6)
+    assert found.order_changes == 0
 
 
 @pytest.mark.slow

@@ -116,13 +116,8 @@ def test_without_its_package_a_task_names_the_command_that_installs_it(
 def test_importing_the_data_package_imports_neither_torch_nor_verl():
     code = (
         "import sys\n"
-        "from gdpo_verl.recipes.code import rows\n"
-        "from gdpo_verl.recipes.gsm8k import reasoning_gym, rows\n"
-        "from gdpo_verl.recipes.instructions import rows\n"
-        "from gdpo_verl.recipes.math_length import benchmarks, rows\n"
-        "from gdpo_verl.recipes.tool_call import bfcl, bfcl_v3, rows\n"
-        "from gdpo_verl.recipes.tool_turns import rows\n"
-        "from gdpo_verl.recipes.toolbox import rows\n"
+        "from gdpo_verl.lab.catalog import DATA_SETS\n"
+        "for data_set in DATA_SETS.values(): data_set.module()\n"
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", code]

@@ -339,3 +339,53 @@ def test_the_command_prints_files_and_lists_the_first_rejected_rows(tmp_path, ca
     assert "  in.jsonl row 6: ground_truth: expected a number" in captured.err
     assert "in.jsonl row 7" not in captured.err
     assert "and 2 more, which provenance.json lists" in captured.err
+
+
+# --- rubrics --------------------------------------------------------------------------
+
+
+def criterion(title, weight, text="Essential Criteria: Names it."):
+    return {"title": title, "description": text, "weight": weight}
+
+
+def test_rubrics_of_both_layouts_and_what_negative_weights_mean(tmp_path, capsys):
+    failure = "Pitfall Criteria: Claims that the ocean is reflected."
+    avoided = "Pitfall Criteria: Avoids jargon."
+    unclear = "Pitfall Criteria: Does not name ice."
+    question = {"question": "Why?", "reference_answer": "So."}
+    rubric = [criterion("a", 5), criterion("b", -2, failure), criterion("b", -1, avoided)]
+    health = [{"criterion": "Asks.", "points": 7}, {"criterion": "Avoids care.", "points": -8}]
+    rows = [
+        question | {"rubric": rubric},
+        {"prompt": [{"role": "user", "content": "It hurts."}], "rubrics": health},
+        question | {"question": "How?", "rubric": [criterion("a", 1)]},
+        question | {"question": "Who?", "rubric": [criterion("a", 3)]},
+        question | {"rubric": [criterion("c", -1, unclear)]},
+        question | {"rubric": []},
+        question | {"rubric": [criterion("c", "5")]},
+    ]
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out"
+    assert cli.main(["prepare", "rubrics", "--from", source, "--out", str(out)]) == 0
+    printed = capsys.readouterr().err
+    assert "(--negative text): taken 2 as failure, 1 as avoided" in printed
+    assert "'Pitfall Criteria: Does not name ice.' has the weight -1" in printed
+    found = json.loads((out / "provenance.json").read_text())
+    assert rejected(found) == [(4, "polarity"), (5, "rubric"), (6, "rubric")]
+    kept = {}
+    for split in ("train", "validation"):
+        kept |= {row["extra_info"]["row"]: row for row in written(out, split)}
+    graded = kept[0]["extra_info"]["rubric"]
+    weights = [(each["name"], each["weight"]) for each in graded]
+    assert weights == [("a", 5), ("b", -2), ("b (2)", 1)]
+    assert graded[1]["criterion"] == failure
+    assert kept[0]["reward_model"]["ground_truth"] == "So."
+    # With points, what is met is counted, whatever the text says.
+    assert [each["weight"] for each in kept[1]["extra_info"]["rubric"]] == [7, -8]
+
+    catalog.prepare("rubrics", out, source=source, negative="avoided")
+    found = json.loads((out / "provenance.json").read_text())
+    assert found["negative"] == {"setting": "avoided", "criteria": {"avoided": 3, "failure": 1}}
+    with pytest.raises(ValueError, match="--negative: gsm8k has no rubrics"):
+        catalog.prepare("gsm8k", out, negative="avoided")
+    with pytest.raises(ValueError, match="--from: expected a data set with rubrics"):
+        catalog.prepare("rubrics", out)

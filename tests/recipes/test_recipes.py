@@ -148,16 +148,19 @@ def test_a_dry_run_of_each_recipe_on_each_hardware(task, hardware, tmp_path):
     found = dry_run.dry_run(f"{task}/gdpo", tmp_path, given)
     text = found.to_text()
     assert "settings verl's validation and GDPO's passed" in text
+    assert "memory   " in text
     (problem,) = found.problems  # nothing is prepared here
     assert problem.startswith("data.train_files: ")
     assert "does not exist here" in problem
 
 
 def test_a_dry_run_finds_what_is_wrong_and_names_its_key(tmp_path, capsys):
-    Qwen2Config(vocab_size=413, num_hidden_layers=1).save_pretrained(tmp_path / "model")
-    # No data, and a KL penalty in the reward: no effect under GDPO.
+    large = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+    heads = {"num_attention_heads": 28, "num_key_value_heads": 4}
+    Qwen2Config(vocab_size=151936, **large, **heads).save_pretrained(tmp_path / "model")
+    # No data, and a KL penalty in the reward: no effect under GDPO. A small card is no fault.
     command = ["train", "tool_call/gdpo", "--dry-run", "--run", str(tmp_path / "run")]
-    command += ["hardware=gpu1", "algorithm.use_kl_in_reward=true"]
+    command += ["--card", "24", "hardware=gpu1", "algorithm.use_kl_in_reward=true"]
     command += [f"actor_rollout_ref.model.path={tmp_path / 'model'}"]
     command += [f"data.train_files={tmp_path}/rlla/train.parquet"]
     assert main(command) == 1
@@ -166,6 +169,9 @@ def test_a_dry_run_finds_what_is_wrong_and_names_its_key(tmp_path, capsys):
     assert any("algorithm.use_kl_in_reward: true has no effect" in line for line in problems)
     prepare = f"gdpo-verl prepare rlla --from FOLDER --out {tmp_path}/rlla"
     assert any("data.train_files: " in line and prepare in line for line in problems)
+    assert "7.61 billion weights; one GPU, by --card: 24.0 GiB" in printed
+    assert "these numbers reject no run" in printed
+    assert "  weights in 1 shard(s): 28.4 GiB\n" in printed
     assert not any("actor_rollout_ref.model.path" in line for line in problems)
     assert (
         printed.splitlines()[-1]

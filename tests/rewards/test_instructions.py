@@ -270,3 +270,15 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wordllama", None)
     with pytest.raises(ModuleNotFoundError, match="pip install if-verifiable=="):
         own_words._embeddings.__wrapped__()
+
+
+def test_as_a_rubric_the_constraints_of_the_prompt_are_its_criteria() -> None:
+    names = {"no_comma": "punctuation:no_comma", "title": "detectable_format:title"}
+    truth = instructions.ground_truth("the sea", {name: {} for name in names.values()})
+    usual = rewards.compute_score("", SEA, truth)
+    found = rewards.compute_rubric("", SEA, truth)
+    assert found["rubric"] == {"punctuation": 1.0, "format": 0.0, "own_words": 1.0}
+    assert found["relevance"] == usual["relevance"]
+    assert set(found) == {"rubric", "relevance", "unchecked", "parse_error"}
+    nothing = rewards.compute_rubric("", SEA, "no JSON")
+    assert nothing["rubric"] == {"own_words": 0.0}

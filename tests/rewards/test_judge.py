@@ -229,6 +229,72 @@ def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) 
     assert (len(Server.asked), Server.most_at_once) == (36, 3)
 
 
+# ---------------------------------------------------------------- with a rubric
+
+RUBRIC = [
+    {"name": "cites", "criterion": "It cites\na source.", "weight": 5},
+    {"name": "rude", "criterion": "It is rude.", "weight": -2.0},
+    {"name": "short", "criterion": "It is short."},
+]
+GRADES = {"question": "{prompt}\n{response}\n{criteria}", "rubric": "rubric", "scale": None}
+
+
+def grade(**settings: Any) -> dict[str, Any]:
+    judge = Judge.read(GRADES | {"model": "good", "repeats": 0} | settings)
+    texts = {"prompt": "2 + 2?", "response": "four", "ground_truth": "4"}
+    return asyncio.run(judge.ask(criteria=RUBRIC, **texts))
+
+
+def verdicts(*values: float | None) -> dict[str, Any]:
+    graded = {}
+    for each, value in zip(RUBRIC, values, strict=True):
+        graded[each["name"]] = {"value": value, "weight": each.get("weight", 1)}
+    return graded
+
+
+def test_one_request_asks_for_a_verdict_on_each_criterion(url: str) -> None:
+    Server.text = reply(answer('{"1": true, "2": false, "3": true}'))
+    assert grade(url=url)["judge"] == verdicts(1, 0, 1)
+    (asked,) = Server.asked
+    text = "2 + 2?\nfour\n1. It cites a source.\n2. It is rude.\n3. It is short."
+    assert asked["messages"] == [{"role": "user", "content": text}]
+    schema = asked["response_format"]["json_schema"]["schema"]
+    assert schema["properties"] == {key: {"type": "boolean"} for key in "123"}
+    assert schema["required"] == ["1", "2", "3"]
+    assert asked["max_tokens"] == 40
+    assert "logprobs" not in asked
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('<think>{"1": true}</think>```json\n{"1": false, "2": true, "3": false}```', (0, 1, 0)),
+        ('{"1": true, "2": tru', (1, None, None)),
+        ('{"1": true, "2": true, "2": false, "4": true}', (1, None, None)),
+        ("1: yes\n 2) No.\n3. certainly", (1, 0, None)),
+        ("It meets all of them.", None),
+        ('{"cites": true}', None),
+        ('["1", true]', None),
+    ],
+)
+def test_a_criterion_without_a_verdict_is_not_scored(
+    url: str, text: str, values: tuple[float | None, ...] | None
+) -> None:
+    Server.text = reply(answer(text))
+    found = grade(url=url)
+    assert found["judge"] == (None if values is None else verdicts(*values))
+    assert ("expected verdicts" in found["judge_error"]) == (values is None)
+
+
+@pytest.mark.parametrize("rubric", [None, [], "cites", [{"name": "a"}], [*RUBRIC, RUBRIC[0]]])
+def test_a_row_without_criteria_asks_nothing_and_says_so(url: str, rubric: Any) -> None:
+    judge = Judge.read(GRADES | {"url": url, "model": "good"})
+    found = asyncio.run(judge.ask(criteria=rubric, response="four"))
+    assert found["judge"] is found["judge_said"] is None
+    assert found["judge_error"].startswith("extra_info['rubric']: expected a list of {name,")
+    assert not Server.asked
+
+
 # ---------------------------------------------------------------- its settings
 
 
@@ -317,6 +383,8 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
             {"url": None, "model": None, "reward": SERVED},
             r"\.url: .*enable_resource_pool to",
         ),
+        ({"rubric": "rubric"}, r"\.scale: expected none where \.rubric is set, found \[1,"),
+        ({"rubric": "a", "scale": None}, r"\.question: expected a text with .* and {criteria}"),
         ({"secods": 3}, r"\.secods: unknown key; .*Did you mean 'seconds'\?"),
         ({"seconds": 0}, r"\.seconds: expected a number from 0.001 to .*, found 0"),
         ({"repeats": "2"}, r"\.repeats: expected a number from 0 to 16, found '2'"),
@@ -337,7 +405,7 @@ def test_what_cannot_work_is_refused_with_its_key(
 # ---------------------------------------------------------------- in verl's reward manager
 
 
-def scored(config: Any, **options: Any) -> dict[str, Any]:
+def scored(config: Any, extra_info: Any = None, **options: Any) -> dict[str, Any]:
     """Score one row with our manager, loaded by verl."""
     from verl.trainer.ppo.reward import load_reward_manager
 
@@ -347,6 +415,7 @@ def scored(config: Any, **options: Any) -> dict[str, Any]:
         "data_source": "mine",
         "reward_model": {"ground_truth": "42"},
         "raw_prompt": [{"role": "user", "content": "6 times 7?"}],
+        "extra_info": extra_info or {},
     }
     data = single_row_batch([2], [3, 1], row)
     result = manager.loop.run_until_complete(manager.run_single(data))
@@ -363,6 +432,16 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
     assert info.pop("score") == pytest.approx(1.0 + 2 * 0.85)
     assert info == {"short": 1.0, "judge_said": "4", "judge_error": ""}
     assert Server.asked[0]["messages"][0]["content"] == "6 times 7? 42: right?"
+
+
+def test_the_manager_has_the_rubric_of_the_row_graded(configured: Callable, url: str) -> None:
+    Server.text = reply(answer('{"1": true, "2": true}'))
+    config = configured(url=url, model="good", **GRADES)
+    assert declared_reward(config)[1] == Component("judge", by_criterion=True, most_unscored=0.1)
+    info = scored(config, {"rubric": RUBRIC})
+    assert json.loads(info["judge_by_criterion"]) == verdicts(1, 1, None) | {"short": None}
+    assert info["judge"] == (5 - 2) / 5
+    assert info["score"] == 1.0 + 3 / 5
 
 
 def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gdpo_verl.advantage.conditions import each_condition
 from gdpo_verl.config.components import Component
 from gdpo_verl.config.settings import penalty_with_condition
 from gdpo_verl.lab.check_reward.answers import EMPTY, GROUND_TRUTH, RANDOM, WRONG, CheckedAnswer
@@ -29,6 +30,8 @@ NOTE = "notes"
 Finding = tuple[str, str]
 """One of the two, and the sentence."""
 
+# Criteria that a note names.
+_NAMED = 5
 _REAL_ANSWERS = (
     "If no made-up response has the layout that the reward asks for, give real ones with "
     "`gdpo-verl check-reward --answers`, or sample them with its option --model"
@@ -290,13 +293,33 @@ def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]
     return margins
 
 
+def criteria_that_teach_nothing(batch: RewardBatch) -> Iterator[Finding]:
+    """Note the criteria of rubrics that every response meets, and those that none meets."""
+    for key, graded in batch.graded.items():
+        values: dict[str, list[float]] = defaultdict(list)
+        for own in graded:
+            for name, (value, _) in (own or {}).items():
+                if not math.isnan(value):
+                    values[name].append(value)
+        several = {name: own for name, own in values.items() if len(own) > 1}
+        always = [name for name, own in several.items() if min(own) > 0]
+        never = [name for name, own in several.items() if max(own) <= 0]
+        for names, said in ((always, "every"), (never, "no")):
+            if names:
+                yield (
+                    NOTE,
+                    f"{key!r}: {said} response meets {len(names)} of {len(values)} criteria, which "
+                    f"would teach nothing: {', '.join(names[:_NAMED])}. {_REAL_ANSWERS}",
+                )
+
+
 def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
     """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
 
     It is a note where the reward can be above 0.
     """
     objective = batch.rows.objective
-    for name, condition in objective.config.conditions.items():
+    for name, condition in each_condition(objective.config.conditions):
         key = f"algorithm.gdpo.conditions.{name}"
         observed = batch.raw[:, objective.keys.index(name)].nan_to_num(0.0)
         # Made-up responses seldom reach both ends of a range; a declaration tells them.

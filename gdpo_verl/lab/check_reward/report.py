@@ -118,6 +118,7 @@ def _look_at_components(
             findings += checks.no_variation(readable, batch)
             findings += checks.truth_not_preferred(readable)
             findings += checks.failing_pays(batch)
+            findings += checks.criteria_that_teach_nothing(batch)
             components = _summarise(batch, scored.declared)
             if not readable[0].answer.made_up:
                 taught = teaching(config, batch)

@@ -57,7 +57,12 @@ def forecast_at_size(batch: RewardBatch, size: int) -> Forecast:
     if new_groups:
         raw = batch.raw[list(new_groups)]
         tokens = torch.ones(len(raw))
-        decomposition = objective.decompose(raw, list(new_groups.values()), tokens, 0)
+        graded: dict[str, list[Any]] = {}
+        for key, column in batch.graded.items():
+            graded[key] = [column[row] for row in new_groups]
+        names = [str(row) for row in new_groups]
+        groups = list(new_groups.values())
+        decomposition = objective.decompose(raw, groups, tokens, 0, graded, names)
         forecast.add(objective.keys, decomposition)
     return forecast
 

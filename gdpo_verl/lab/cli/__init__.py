@@ -6,10 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gdpo_verl import __version__
 from gdpo_verl.lab.cli import measuring, setting_up, training
 from gdpo_verl.lab.text import install_extra, printable
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Take options by their whole name only, so that no option is taken for another one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gdpo-verl", description="GDPO for verl.")
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(takes_overrides=False, takes_ray_options=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_CommandParser)
     for kind in (setting_up, training, measuring):
         kind.add_commands(commands)
     return parser

@@ -69,6 +69,13 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
         default=0,
         help="Put this many worked examples in front of each prompt. Default: 0.",
     )
+    prepare.add_argument(
+        "--negative",
+        choices=["text", "failure", "avoided"],
+        help="Say what criteria with a negative weight describe in a data set with rubrics: a "
+        "failure, or something that is avoided, whose weight becomes positive. Default: text, "
+        "which reads it from each criterion and leaves out rows where it is not clear.",
+    )
     prepare.set_defaults(command=_prepare)
 
 
@@ -124,6 +131,7 @@ def _prepare(options: argparse.Namespace) -> None:
         model=options.model,
         max_prompt_length=options.max_prompt_length,
         shots=options.shots,
+        negative=options.negative,
     )
     for name, file in provenance["files"].items():
         print(f"{out / name}: {file['rows']} rows")

@@ -86,8 +86,15 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="Check everything that needs no GPU, say what would run, and end. "
+        help="Check everything that needs no GPU, say what would run and what it needs, and end. "
         "Default: train the recipe.",
+    )
+    command.add_argument(
+        "--card",
+        metavar="GIB",
+        type=float,
+        help="Set the memory of one GPU for --dry-run. Default: that of this machine's GPUs, or "
+        "else that of the hardware recipe.",
     )
     command.add_argument(
         "--accept-changed-files",
@@ -132,6 +139,7 @@ def _dry_run(
         options.recipe,
         run,
         overrides,
+        card=options.card,
         elsewhere=elsewhere,
         config_dir=options.config_dir,
         accept_changed_files=options.accept_changed_files,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gdpo_verl.advantage.conditions import each_condition
 from gdpo_verl.lab.overrides import override
 from gdpo_verl.lab.replay.figures import Figures
 from gdpo_verl.lab.statistics import interval_of_draws as interval
@@ -83,7 +84,7 @@ def _conditions(found: Figures) -> Iterator[Advice]:
     A component that correlates with the outcome gets no advice: it leads to the outcome.
     """
     conditions = found.setting.objective.config.conditions
-    taken = set(conditions) | {condition["on"] for condition in conditions.values()}
+    taken = set(conditions) | {condition["on"] for _, condition in each_condition(conditions)}
     measured = [key for key in found.verdicts if found.weights[key] == 0]
     guards = [key for key in measured if _carries(found, key) and key != found.outcome]
     if found.outcome in found.passing:

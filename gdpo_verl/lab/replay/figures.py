@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gdpo_verl.advantage import Decomposition
+from gdpo_verl.advantage.conditions import each_condition
 from gdpo_verl.advantage.groups import Groups
 from gdpo_verl.config import Objective
 from gdpo_verl.diagnostics import influence_terms
@@ -33,8 +34,10 @@ def known_passing(objective: Objective) -> dict[str, float]:
     It is the threshold of a condition, else the largest declared value.
     """
     values = {key: high for key, (_, high) in objective.ranges.items()}
-    conditions = objective.config.conditions.values()
-    return values | {each["on"]: float(each["at_least"]) for each in conditions}
+    for _, condition in each_condition(objective.config.conditions):
+        if "at_least" in condition:
+            values[condition["on"]] = float(condition["at_least"])
+    return values
 
 
 @dataclass

@@ -86,6 +86,9 @@ def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure) -
     }
     if names.TURN_SPREAD.of(component) in logged_keys(_runs(recipes)):
         parts["spread\nover turns"] = names.TURN_SPREAD
+    if names.CRITERIA_VARYING.of(component) in logged_keys(_runs(recipes)):
+        parts["criteria\nvarying"] = names.CRITERIA_VARYING
+        parts["all criteria\nmet"] = names.ALL_CRITERIA_MET
     ratios = [2.4] + [1.0] * len(parts)
     reward, *rest = axes = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
     _draw(reward, recipes, names.MEAN.of(component))

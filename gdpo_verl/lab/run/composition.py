@@ -113,9 +113,12 @@ def search_path(recipe: str, directory: Path | None = None, *, verls: str = _VER
 
 
 def compose(
-    recipe: str, overrides: Sequence[str] = (), directory: Path | None = None
+    recipe: str, overrides: Sequence[str] = (), directory: Path | None = None, **options: Any
 ) -> DictConfig:
     """Compose the configuration of a recipe, in `directory` or in gdpo-verl, as verl does.
+
+    Args:
+      options: of Hydra's `compose`.
 
     Raises:
       RecipeError: no such recipe, or a key or value that does not compose.
@@ -134,7 +137,7 @@ def compose(
     try:
         places = search_path(recipe, directory, verls=configs)
         with hydra.initialize_config_dir(str(recipes.resolve()), version_base=None):
-            return hydra.compose(recipe, [*overrides, places])
+            return hydra.compose(recipe, [*overrides, places], **options)
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError(f"recipe {recipe}: {error}") from error
 
@@ -147,6 +150,12 @@ def named(config: DictConfig, key: str) -> list[str]:
 def listed(value: Any) -> list[str]:
     """Return one text, several or none, as a list."""
     return [value] if isinstance(value, str) else list(value or [])
+
+
+def hardware_of(recipe: str, overrides: Sequence[str] = (), directory: Path | None = None) -> str:
+    """Return the hardware recipe that Hydra chooses; "" where there is none."""
+    whole = compose(recipe, overrides, directory, return_hydra_config=True)
+    return str(whole.hydra.runtime.choices.get("hardware", ""))
 
 
 def changed_science(before: DictConfig, after: DictConfig) -> dict[str, tuple[Any, Any]]:

@@ -1,8 +1,16 @@
-"""The settings to lower when memory runs out."""
+"""The memory that a run needs at least, for information, and what to lower when it runs out.
+
+Nobody has compared these numbers with a GPU, and activations, fragments and the engines' buffers
+come on top: no run may be rejected because of them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gdpo_verl.plugin.model import has_configuration, is_lora
 
 _REMEDIES = {
     r"CUDA out of memory": (
@@ -31,6 +39,73 @@ _REMEDIES = {
         "optimizer_offload where the GPU has room"
     ),
 }
+
+
+class Shape(NamedTuple):
+    """A model's number of weights, and of entries in its vocabulary."""
+
+    weights: int
+    vocabulary: int
+
+
+def load_shape(model: Any) -> Shape | None:
+    """The sizes of verl's ``actor_rollout_ref.model`` by its configuration; None without one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    remote_code = bool(model.get("trust_remote_code", False))
+    try:
+        if not has_configuration(model.path):
+            return None
+        architecture = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
+        with torch.device("meta"):  # counted, not made
+            empty = AutoModelForCausalLM.from_config(architecture, trust_remote_code=remote_code)
+        weights = sum(parameter.numel() for parameter in empty.parameters())
+        return Shape(weights, architecture.get_text_config().vocab_size)
+    except Exception:
+        return None  # whether the model can be loaded at all is verl's to say
+
+
+def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
+    """Yield the largest things that each device holds under verl's configuration, with bytes."""
+    model, actor, rollout = (config.actor_rollout_ref[key] for key in ("model", "actor", "rollout"))
+    if actor.strategy in ("fsdp", "fsdp2"):
+        fsdp = actor.fsdp_config
+        devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        # -1 is verl's word for all devices.
+        shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < devices else devices
+        size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
+        own = shape.weights * size / shards
+        yield f"weights in {shards} shard(s){_between_uses(fsdp.param_offload)}", own
+        if not is_lora(config):
+            yield "their gradients in an update", own
+            yield f"the optimizer's two moments{_between_uses(fsdp.optimizer_offload)}", 2 * own
+    parts = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
+    if not rollout.quantization:
+        size = shape.weights * _bytes(rollout.dtype)
+        yield f"{rollout.name}'s copy of the weights in {parts} part(s)", size / parts
+    # Without dynamic batches a micro-batch is a number of rows, the longest of which counts.
+    unit = "max_token_len"
+    tokens_a_unit = 1
+    if not actor.use_dynamic_bsz:
+        unit = "micro_batch_size"
+        tokens_a_unit = config.data.max_prompt_length + config.data.max_response_length
+    updates = actor[f"ppo_{unit}_per_gpu"] or 0
+    infers = rollout[f"log_prob_{unit}_per_gpu"] or 0
+    key = f"actor.ppo_{unit}" if updates >= infers else f"rollout.log_prob_{unit}"
+    tokens = max(updates, infers) * tokens_a_unit
+    fused = ", never all at once by use_fused_kernels" if model.use_fused_kernels else ""
+    what = f"logits of one micro-batch, {tokens:,} tokens by actor_rollout_ref.{key}_per_gpu{fused}"
+    yield what, tokens * shape.vocabulary * 4
+
+
+def _between_uses(offloaded: bool) -> str:
+    return ", in the machine's memory between uses" if offloaded else ""
+
+
+def _bytes(dtype: str) -> int:
+    """Bytes of one weight; unknown names, `auto` among them, count as half precision."""
+    return 4 if dtype in ("fp32", "float32", "float") else 2
 
 
 def remedy_for(error: str) -> str | None:

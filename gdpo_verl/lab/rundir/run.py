@@ -200,7 +200,7 @@ def read_run(path: Path) -> Run:
     if not from_trl:
         return replace(run, notes=(*notes, *missing, *_gaps(run)))
     completions = dict(step_files(path / "completions"))
-    notes.append(f"Of TRL's run, {from_trl} is read, and no settings.")
+    notes.append(f"Of TRL's run, {from_trl} is read: no settings.")
     run = replace(run, rollouts=completions)
     if not run.components:
         notes.append(f"No {MEAN.of('<name>')} in it: there is nothing to draw for each reward.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.lab.rundir.responses import Batch
 from gdpo_verl.lab.rundir.source import Source
-from gdpo_verl.reward_dicts import decompose_by_turn, read_components, turn_lists
+from gdpo_verl.reward_dicts import decompose_by_turn, graded_criteria, read_components, turn_lists
 
 ESTIMATORS = ("gdpo", "grpo")
 _TRLS_EPSILON = 1e-4
@@ -66,12 +67,13 @@ class Setting:
         if self.whiten == "token" and bool(uncounted.any()):
             row = int(uncounted.nonzero()[0])
             raise ValueError(f"{batch.places[row]}: expected {TOKENS}, found none")
-        raw = self._read(batch, tokens)
+        graded = graded_criteria(batch.rewards, self.objective, batch.places)
+        raw = self._read(batch, tokens, graded)
         # Without token counts every response has the same weight.
         counts = tokens.nan_to_num(1.0)
-        return self.objective.decompose(raw, batch.groups, counts, batch.step)
+        return self.objective.decompose(raw, batch.groups, counts, batch.step, graded, batch.places)
 
-    def _read(self, batch: Batch, tokens: Tensor) -> Tensor:
+    def _read(self, batch: Batch, tokens: Tensor, graded: Mapping[str, Any]) -> Tensor:
         """Return the components of a batch: shape (B, K).
 
         A derived component that the rows hold is read; another one is computed.
@@ -81,7 +83,7 @@ class Setting:
         held = {key for info in infos for key in info}
         derived = {name: each for name, each in config.derived.items() if name not in held}
         objective = replace(self.objective, config=replace(config, derived=derived))
-        raw = read_components(infos, objective, batch.places)
+        raw = read_components(infos, objective, batch.places, graded)
         lengths = [None if count != count else int(count) for count in tokens.tolist()]
         return objective.with_derived(raw, infos, lengths, batch.groups)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpo_verl.advantage.checks import is_number
-from gdpo_verl.config.components import BY_TURN, TOKENS, Component
+from gdpo_verl.config.components import BY_CRITERION, BY_TURN, TOKENS, Component
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.lab.rundir.columns import may_be_reward, read_columns
 from gdpo_verl.lab.rundir.dumps import (
@@ -136,7 +136,9 @@ class Source:
         for name in names:
             low, high = ranges.get(name, (None, None))
             by_turn = f"{name}{BY_TURN}" in self.columns.names
-            components.append(declared.get(name, Component(name, low, high, by_turn=by_turn)))
+            by_criterion = f"{name}{BY_CRITERION}" in self.columns.names
+            component = Component(name, low, high, by_turn=by_turn, by_criterion=by_criterion)
+            components.append(declared.get(name, component))
         return components
 
     def _names_of_rows(self) -> Sequence[str]:

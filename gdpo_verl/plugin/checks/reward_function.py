@@ -113,8 +113,13 @@ def components_of(function: Any, config: Any) -> tuple[Component, ...]:
     """Return the components that a function declares, and that of the judge in `reward_kwargs`."""
     declared = declared_components(function)
     judge = judge_of(function, config)
-    own = () if judge is None else (Component(judge.name, 0, 1, most_unscored=judge.most_failed),)
-    return (*declared, *own)
+    if judge is None:
+        return declared
+    if judge.rubric is not None:
+        # Its number is below 0 where pitfalls are met.
+        rubric = Component(judge.name, by_criterion=True, most_unscored=judge.most_failed)
+        return (*declared, rubric)
+    return (*declared, Component(judge.name, 0, 1, most_unscored=judge.most_failed))
 
 
 def judge_of(function: Any, config: Any) -> Judge | None:

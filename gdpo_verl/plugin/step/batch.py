@@ -15,12 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from gdpo_verl import diagnostics
 from gdpo_verl.advantage import Decomposition, MaskedRows, TurnDecomposition, Turns
 from gdpo_verl.advantage.checks import read_number
+from gdpo_verl.advantage.criteria import Graded
 from gdpo_verl.config import Objective
 from gdpo_verl.reward_dicts import (
     RewardErrors,
     check_unscored,
     decompose_by_turn,
     failed_judgement,
+    graded_criteria,
     read_components,
     turn_lists,
     unnested,
@@ -126,6 +128,7 @@ class RewardBatch:
       sessions: the sessions of the rows, S in total.
       group_ids: the group of each session.
       infos: the rewards of each session's last output (`judged`).
+      graded: its components by criterion, as the reward function returned them.
       errors: why sessions have no reward (`failed_judgement`), one entry for each such session.
     """
 
@@ -136,6 +139,7 @@ class RewardBatch:
     sessions: Sessions
     group_ids: Sequence[Any]
     infos: Sequence[Mapping[str, Any]]
+    graded: Mapping[str, Sequence[Graded | None]]
     errors: Sequence[str]
 
     @classmethod
@@ -163,7 +167,13 @@ class RewardBatch:
         last_infos = [infos[row] for row in last]
         raw = torch.full((len(rows.keys), len(objective.keys)), math.nan, dtype=torch.float64)
         keys = [rows.keys[row] for row in infos]
-        raw[sessions.real] = read_components([*infos.values()], objective, keys)
+        own_infos = list(infos.values())
+        graded = graded_criteria(own_infos, objective, keys)
+        raw[sessions.real] = read_components(own_infos, objective, keys, graded)
+        graded_last = {}
+        for key, column in graded.items():
+            by_row = dict(zip(infos, column, strict=True))
+            graded_last[key] = [by_row[row] for row in last]
         if objective.config.derived and rows.masks is not None:
             sampled = torch.tensor([int(mask.sum()) for mask in rows.masks])
             lengths = sessions.sums(sampled).tolist()
@@ -179,6 +189,7 @@ class RewardBatch:
             sessions=sessions,
             group_ids=group_ids,
             infos=last_infos,
+            graded=graded_last,
             errors=[failure for failure in failures if failure],
         )
 
@@ -212,8 +223,14 @@ class RewardBatch:
         tokens = None
         if self.token_counts is not None:
             tokens = self.sessions.sums(self.token_counts.to("cpu", torch.float64))
-        objective = self.rows.objective
-        return objective.decompose(self.raw[last], self.group_ids, tokens, self.rows.global_step)
+        return self.rows.objective.decompose(
+            self.raw[last],
+            self.group_ids,
+            tokens,
+            self.rows.global_step,
+            self.graded,
+            self._last_keys,
+        )
 
     @cached_property
     def turn_lists(self) -> dict[str, list[list[float] | None]]:

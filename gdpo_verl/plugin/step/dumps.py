@@ -15,9 +15,9 @@ import torch
 
 from gdpo_verl.advantage import GDPO
 from gdpo_verl.config import Objective
-from gdpo_verl.config.components import BY_TURN, MINI_BATCH, TOKENS
+from gdpo_verl.config.components import BY_CRITERION, BY_TURN, MINI_BATCH, TOKENS
 from gdpo_verl.plugin.step.batch import RewardBatch
-from gdpo_verl.reward_dicts import as_written
+from gdpo_verl.reward_dicts import as_written, criteria_as_written
 from gdpo_verl.upstream.row_key import RowKey
 
 _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
@@ -92,7 +92,7 @@ class Dump:
     which mini-batch a row was whitened. A per-turn component has a column with its list, in
     addition to its sum. Where turns have their own advantages, the tokens and the advantage that
     trains also have a column with a list, and the advantage is the mean over the tokens of the
-    response.
+    response. A component by criterion has a column with its mapping, in addition to its number.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -132,7 +132,7 @@ class Dump:
         self._mini_batches += 1
 
     def _lists(self, batch: RewardBatch) -> dict[str, list[Any]]:
-        """Return the columns of lists, one value per turn, for each session."""
+        """Return the columns of lists and of mappings for each session."""
         lists: dict[str, Sequence[Any]] = dict(batch.turn_lists)
         by_turn = batch.by_turn
         if by_turn is not None:
@@ -141,6 +141,8 @@ class Dump:
         written: dict[str, list[Any]] = {}
         for name, column in lists.items():
             written[f"{name}{BY_TURN}"] = [turns and as_written(turns) for turns in column]
+        for name, graded in batch.graded.items():
+            written[f"{name}{BY_CRITERION}"] = [criteria_as_written(each) for each in graded]
         return written
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:

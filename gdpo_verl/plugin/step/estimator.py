@@ -174,7 +174,7 @@ def rows_of_columns(
     """
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
-    known = [key for key in objective.keys if key in columns]
+    known = [key for key in objective.columns if key in columns]
     infos = []
     for row in range(len(uids)):
         infos.append({key: columns[key][row] for key in known})

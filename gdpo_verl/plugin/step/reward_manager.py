@@ -33,7 +33,7 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.names import UNSCORED
 from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME, components_of, judge_of
-from gdpo_verl.reward_dicts import score_of, unnested, with_sums
+from gdpo_verl.reward_dicts import score_of, unnested, with_numbers
 from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class ComponentsRewardManager(NaiveRewardManager):
             try:
                 score = score_of(info, self.objective, f"of data source {source!r}")
                 info["score"] = result["reward_score"] = score
-                info.update(with_sums(info, self.objective))
+                info.update(with_numbers(info, self.objective))
             except ValueError as error:
                 if result["reward_score"] is None:
                     raise
@@ -117,7 +117,9 @@ class ComponentsRewardManager(NaiveRewardManager):
         if self.judge is None:
             return {}
         columns = row.non_tensor_batch
+        criteria = (columns.get("extra_info") or {}).get(self.judge.rubric)
         return await self.judge.ask(
+            criteria=criteria if criteria is None else list(criteria),
             prompt="\n\n".join(str(turn["content"]) for turn in columns.get("raw_prompt", ())),
             response=self.tokenizer.decode(row.batch["responses"], skip_special_tokens=True),
             ground_truth=str(columns["reward_model"].get("ground_truth")),

@@ -79,7 +79,7 @@ class TrainerHooks:
         if model.enable and not model.enable_resource_pool:
             # The reward model shares the trainer's devices and runs after the rollout. verl writes
             # its results into fields of the queue (`_compute_reward_colocate`).
-            infos = queue.columns(batch.keys, batch.partition_id, self.objective.keys)
+            infos = queue.columns(batch.keys, batch.partition_id, self.objective.columns)
         else:
             infos = queue.reward_infos(batch.keys, batch.partition_id)
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
