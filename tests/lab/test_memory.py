@@ -41,11 +41,7 @@ def test_state_of_a_billion_weights(hardware, overrides, expected):
     [
         # The larger of the two limits, and one of 16,384 without overrides.
         ([], 16384, "actor.ppo_max_token_len_per_gpu"),
-        (
-            [f"{ROLLOUT}.log_prob_max_token_len_per_gpu=32768"],
-            32768,
-            "rollout.log_prob_max_token_len_per_gpu",
-        ),
+        ([f"actor_rollout_ref.{INFERS}=32768"], 32768, INFERS),
         # Rows of 2,048 tokens in the prompt and 1,024 in the response.
         ([f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=2"], 2 * 3072, ROWS.partition(".")[2]),
     ],
