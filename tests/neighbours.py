@@ -57,7 +57,8 @@ def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
     lengths = [4.0, 2.0, 2.0, 1.0]
     infos = [{"parity": float(row % 2), "length": length} for row, length in enumerate(lengths)]
     batch = put(queue, [(f"a_{row}_0", [1, 1], info) for row, info in enumerate(infos)])
-    trainer._compute_advantage(batch, metrics := {})
+    metrics: dict[str, float] = {}
+    trainer._compute_advantage(batch, metrics)
     trainer._init_dump_executor()
     trainer.global_steps = 0
     trainer._log_rollout_data(batch, {}, str(directory / estimator))  # dumps the generations

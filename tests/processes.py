@@ -9,28 +9,36 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 
+def run(
+    *command: object, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with these variables in addition to this process's."""
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | (environment or {}),
+        **options,
+    )
+
+
 def run_cli(*arguments: str) -> str:
-    command = [sys.executable, "-m", "gdpo_verl.lab.cli", *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = run(sys.executable, "-m", "gdpo_verl.lab.cli", *arguments)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 
 
 def in_fresh_process(code: str, **environment: str) -> dict:
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-    )
+    process = run(sys.executable, "-c", code, environment=environment)
     lines = [line for line in process.stdout.splitlines() if line.startswith("@")]
     assert lines, process.stdout + process.stderr
     return json.loads(lines[-1][1:])
@@ -38,8 +46,11 @@ def in_fresh_process(code: str, **environment: str) -> dict:
 
 def processes_of(needles: Sequence[str]) -> list[str]:
     """Command lines of running processes that contain one of the needles."""
-    found = [f"{pid} {args}" for pid, _, _, args in _processes() if "ps -eww" not in args]
-    return [line for line in found if any(needle in line for needle in needles)]
+    found = []
+    for pid, _, _, args in _processes():
+        if "ps -eww" not in args and any(needle in args for needle in needles):
+            found.append(f"{pid} {args}")
+    return found
 
 
 def session(*leaders: int) -> list[tuple[int, str]]:
@@ -68,8 +79,7 @@ def reachable(leader: int) -> set[str]:
 def _processes() -> list[list[str]]:
     """Number, session, state and arguments of all processes."""
     listing = ["ps", "-eww", "-o", "pid,sid,stat,args"]
-    done = subprocess.run(listing, capture_output=True, text=True, check=True)
-    return [line.split(None, 3) for line in done.stdout.splitlines()[1:]]
+    return [line.split(None, 3) for line in run(*listing).stdout.splitlines()[1:]]
 
 
 def environment_without(package: re.Pattern, directory: Path) -> str:

@@ -1,7 +1,5 @@
 """Every page by CommonMark, as a repository's page or an editor shows it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -13,11 +11,11 @@ BELOW_A_TABLE_S_HEAD = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ 
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*")
 
 
-def faults(text: str) -> list[str]:
+def faults(text):
     """The headings, tables, links and fences of a page's source that are rendered as none."""
     lines = text.splitlines()
     tokens = parse(text)
-    starts: dict[str, set[int]] = {"heading_open": set(), "table_open": set()}
+    starts = {"heading_open": set(), "table_open": set()}
     for token in tokens:
         if token.type in starts and token.map:
             starts[token.type].add(token.map[0])
@@ -64,7 +62,7 @@ def test_every_page_that_code_and_scripts_name_exists():
     assert missing == []
 
 
-def has_anchor(text: str, anchor: str) -> bool:
+def has_anchor(text, anchor):
     """The page has this anchor: by itself, or as the slug of a heading."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,7 +1,5 @@
 """The examples in docstrings, README and docs run and print what they say."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path
@@ -14,7 +12,7 @@ import gdpo_verl
 PACKAGE = Path(gdpo_verl.__file__).parent
 
 
-def with_examples(files: list[Path]) -> list[Path]:
+def with_examples(files):
     return [path for path in sorted(files) if ">>> " in path.read_text(encoding="utf-8")]
 
 

@@ -1,13 +1,9 @@
 """No regular expression of the package takes more than linear time: it reads hostile text."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +16,7 @@ FILES = [
 ]
 
 
-def expressions(path: Path) -> Iterator[tuple[str, int]]:
+def expressions(path):
     """Each text of a file, which may be a regular expression, and what its module has compiled."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
@@ -39,7 +35,7 @@ def expressions(path: Path) -> Iterator[tuple[str, int]]:
             yield value.pattern, value.flags
 
 
-def inner(parsed: Any) -> Iterator[Any]:
+def inner(parsed):
     """An expression and those in its lookaheads, which are searched by themselves."""
     yield parsed
     for operation, data in parsed:
@@ -54,7 +50,7 @@ def inner(parsed: Any) -> Iterator[Any]:
             yield from inner(part)
 
 
-def slow_parts(expression: str, flags: int) -> list[str]:
+def slow_parts(expression, flags):
     """Texts that an expression reads in more than linear time."""
     from regexploit.ast.sre import SreOpParser, sre_parse
     from regexploit.redos import find
@@ -72,7 +68,7 @@ def slow_parts(expression: str, flags: int) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_expression_takes_linear_time(path: Path) -> None:
+def test_every_expression_takes_linear_time(path):
     pytest.importorskip("regexploit")
     for expression, flags in expressions(path):
         assert slow_parts(expression, flags) == [], expression

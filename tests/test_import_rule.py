@@ -4,12 +4,9 @@ An import is also a module's name in a string: of `import_module`, of a package 
 other files, of a process that is started (``python -m``), of a configuration (``pkg://``).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -65,18 +62,18 @@ IMPORTS_BY_VARIABLE = {
 }
 
 
-def place_of(path: Path) -> Path:
+def place_of(path):
     """Return the path of a file inside the package, as in a wheel."""
     if RECIPES in path.parents:
         return Path("recipes", path.relative_to(RECIPES))
     return path.relative_to(ROOT)
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     return ".".join(("gdpo_verl", *place_of(path).with_suffix("").parts))
 
 
-def subpackage_of(module: str) -> str | None:
+def subpackage_of(module):
     """Return the subpackage of a module's name; None for the package itself."""
     name = module.removeprefix("gdpo_verl.")
     if name.split(".")[0] == "recipes":
@@ -87,12 +84,12 @@ def subpackage_of(module: str) -> str | None:
     return None
 
 
-def docstrings(tree: ast.Module) -> set[ast.AST]:
+def docstrings(tree):
     """Return the strings that stand alone, which are documentation."""
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
 
 
-def imports_of(source: str) -> Iterator[str]:
+def imports_of(source):
     """Yield every module that a source imports, at its top, in a function or by a string."""
     tree = ast.parse(source)
     documentation = docstrings(tree)
@@ -108,7 +105,7 @@ def imports_of(source: str) -> Iterator[str]:
 
 
 @cache
-def imports(path: Path) -> set[str]:
+def imports(path):
     """Return every module that a file imports; a package's also those of its YAML files."""
     imported = set(imports_of(path.read_text(encoding="utf-8")))
     imported.update(IMPORTS_BY_VARIABLE.get(str(place_of(path)), ()))
@@ -119,11 +116,11 @@ def imports(path: Path) -> set[str]:
     return imported
 
 
-def packages_imported(path: Path) -> set[str]:
+def packages_imported(path):
     return {name.split(".")[0] for name in imports(path)}
 
 
-def cycle_in(graph: dict[Path, set[Path]]) -> list[str]:
+def cycle_in(graph):
     """Return the files of a cycle, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
@@ -132,14 +129,14 @@ def cycle_in(graph: dict[Path, set[Path]]) -> list[str]:
     return []
 
 
-def import_graph() -> dict[Path, set[Path]]:
+def import_graph():
     """Return the files that each file imports."""
     files = {}
     for path in FILES:
         files[module_of(path)] = path
         files[module_of(path).removesuffix(".__init__")] = path
 
-    def file_of(name: str) -> Path | None:
+    def file_of(name):
         while name and name not in files:
             name = name.rpartition(".")[0]
         return files.get(name)
@@ -186,7 +183,7 @@ def test_an_import_in_a_string_is_found(source):
     assert not set(imports_of('def documented():\n    """gdpo_verl.cpu.entry"""'))
 
 
-def names_no_module(node: ast.AST) -> bool:
+def names_no_module(node):
     """Return whether a call imports a module whose name is not written there."""
     if not isinstance(node, ast.Call):
         return False

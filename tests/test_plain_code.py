@@ -1,27 +1,10 @@
 """Plain code: one thing on a line, nothing that must be read twice (CONTRIBUTING.md)."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("gdpo_verl", "recipes", "scripts", "examples")
-# Files and folders that are not free of `idioms` yet. Remove an entry when it is.
-NOT_YET = (
-    "tests/cpu",
-    "tests/neighbours.py",
-    "tests/numbers",
-    "tests/plugin",
-    "tests/processes.py",
-    "tests/real",
-    "tests/rewards",
-    "tests/trl_step.py",
-    "tests/unnoticed.py",
-)
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LITERALS = (ast.Tuple, ast.List, ast.Set, ast.IfExp)
@@ -32,7 +15,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
 BRANCHES = (*LOOPS, ast.If, ast.IfExp, ast.While, ast.ExceptHandler, ast.Assert)
 
 
-def inside(node: ast.AST, apart: type | tuple[type, ...]) -> Iterator[ast.AST]:
+def inside(node, apart):
     """Yield everything inside a node, except nodes of a type that are checked separately."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, apart):
@@ -40,7 +23,7 @@ def inside(node: ast.AST, apart: type | tuple[type, ...]) -> Iterator[ast.AST]:
             yield from inside(child, apart)
 
 
-def is_condition(node: ast.AST) -> bool:
+def is_condition(node):
     if isinstance(node, ast.Call):
         return ast.unparse(node.func) in ("all", "any", "bool", "isinstance")
     if isinstance(node, ast.UnaryOp):
@@ -48,7 +31,7 @@ def is_condition(node: ast.AST) -> bool:
     return isinstance(node, (ast.BoolOp, ast.Compare))
 
 
-def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+def size(function):
     """Count lines without the docstring, and branches with further operands of `and` and `or`."""
     lines = function.end_lineno - function.lineno + 1
     if ast.get_docstring(function) is not None:
@@ -63,7 +46,7 @@ def size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
     return lines, branches
 
 
-def faults(node: ast.AST) -> Iterator[str]:
+def faults(node):
     """Say what is not plain about one node."""
     if isinstance(node, ast.Starred) and isinstance(node.value, LITERALS):
         yield "a starred literal"
@@ -79,7 +62,7 @@ def faults(node: ast.AST) -> Iterator[str]:
             yield f"{lines} lines (at most 60) and {branches} branches (at most 20)"
 
 
-def is_range(comparison: ast.Compare) -> bool:
+def is_range(comparison):
     """Whether a comparison has two sides, or says that its values rise or fall: 0 <= x < 1."""
     operators = comparison.ops
     rises = all(isinstance(operator, RISING) for operator in operators)
@@ -87,11 +70,11 @@ def is_range(comparison: ast.Compare) -> bool:
     return len(operators) == 1 or rises or falls
 
 
-def contains(node: ast.AST, kinds: type | tuple[type, ...]) -> bool:
+def contains(node, kinds):
     return any(isinstance(part, kinds) for part in inside(node, ()))
 
 
-def idioms(node: ast.AST) -> Iterator[str]:
+def idioms(node):
     """Name the expressions in one node for which there is a plainer statement."""
     if isinstance(node, ast.NamedExpr):
         yield "a value is named within an expression (:=)"
@@ -107,12 +90,12 @@ def idioms(node: ast.AST) -> Iterator[str]:
         yield "a chained comparison of values that do not rise or fall"
 
 
-def files_in(*folders: str) -> Iterator[Path]:
+def files_in(*folders):
     for folder in folders:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-def places(path: Path, check: Callable[[ast.AST], Iterator[str]]) -> Iterator[str]:
+def places(path, check):
     """Yield what a check says about each node of a file, with its file, function and line."""
     name = path.relative_to(ROOT).as_posix()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -132,27 +115,5 @@ def test_code_is_plain():
 def test_code_has_no_idioms():
     wrong = []
     for path in files_in(*FOLDERS, "tests"):
-        name = path.relative_to(ROOT)
-        if not any(name.is_relative_to(place) for place in NOT_YET):
-            wrong += places(path, idioms)
+        wrong += places(path, idioms)
     assert not wrong
-
-
-def idioms_of(code: str) -> list[str]:
-    return [name for node in ast.walk(ast.parse(code)) for name in idioms(node)]
-
-
-@pytest.mark.parametrize(
-    ("idiom", "plain"),
-    [
-        ("while line := file.readline(): pass", "while line: line = file.readline()"),
-        ("[[f(a, b) for b in row] for a in rows]", "[f(a, b) for a in rows for b in row]"),
-        ("[first, *[f(a) for a in rest]]", "[first, *rest]"),
-        ("f'{a if a else b}'", "f'{a}'"),
-        ("f(a) == 1 == f(b)", "f(a) == 1 and f(b) == 1"),
-        ("a < b > c", "a < b <= c"),
-    ],
-)
-def test_idioms_are_found(idiom, plain):
-    assert len(idioms_of(idiom)) == 1
-    assert not idioms_of(plain)

@@ -1,7 +1,5 @@
 """The public names and their signatures are those of a snapshot, tests/public_names.txt."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path
@@ -30,7 +28,7 @@ PUBLIC = {
 }
 
 
-def public_names() -> list[str]:
+def public_names():
     """A line for each public name: its module, and its signature if it can be called."""
     lines = []
     for module_name, names in PUBLIC.items():
@@ -42,7 +40,7 @@ def public_names() -> list[str]:
     return lines
 
 
-def test_public_names_are_those_of_the_snapshot() -> None:
+def test_public_names_are_those_of_the_snapshot():
     """A change of a signature is announced in CHANGELOG.md; then write the snapshot again.
 
     PYTHONPATH=tests python -c "import test_public_names as names; names.write()"
@@ -51,5 +49,5 @@ def test_public_names_are_those_of_the_snapshot() -> None:
     assert public_names() == SNAPSHOT.read_text(encoding="utf-8").splitlines()
 
 
-def write() -> None:
+def write():
     SNAPSHOT.write_text("\n".join(public_names()) + "\n", encoding="utf-8")

@@ -1,18 +1,16 @@
 """The locks, and scripts/setup.sh without a network: a recorder stands where uv does."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from documents import PAGES, ROOT
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from processes import run
 
 if sys.version_info < (3, 11):
     tomllib = pytest.importorskip("tomli")
@@ -24,7 +22,7 @@ UV = PROJECT["dependency-groups"]["uv"][0].partition("==")[2]
 SETS = [("cpu",), ("gpu",), ("cpu", "test", "data"), ("gpu", "test", "data")]
 
 
-def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
+def pins(lock, python, machine="x86_64"):
     """Name to version of what a lock installs there; each name once."""
     environment = default_environment() | {
         "python_version": python,
@@ -32,7 +30,7 @@ def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
         "platform_machine": machine,
         "sys_platform": "linux",
     }
-    found: dict[str, str] = {}
+    found = {}
     for line in (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines():
         if line.startswith(("#", " ")):
             continue
@@ -45,7 +43,7 @@ def pins(lock: str, python: str, machine: str = "x86_64") -> dict[str, str]:
     return found
 
 
-def wanted(*extras: str) -> list[Requirement]:
+def wanted(*extras):
     """The direct dependencies with these extras, those that extras name among them."""
     project = PROJECT["project"]
     lines = list(project["dependencies"])
@@ -62,7 +60,7 @@ def wanted(*extras: str) -> list[Requirement]:
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
 @pytest.mark.parametrize("locks", SETS, ids="+".join)
 def test_locks_hold_what_pyproject_asks_for(locks, python, machine):
-    found: dict[str, str] = {}
+    found = {}
     for lock in locks:
         for name, version in pins(lock, python, machine).items():
             assert found.setdefault(name, version) == version, f"{name} in {locks}"
@@ -112,17 +110,17 @@ case "$1" in -L) echo "GPU 0: a card" ;; *) echo "$DRIVER"; echo "$DRIVER" ;; es
 class Machine:
     """A machine with a uv that installs nothing, and perhaps a GPU."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.venv, self.record = directory / "venv", directory / "record"
         self.bin = directory / "bin"
         self.bin.mkdir()
         self.program("uv", RECORDER)
 
-    def program(self, name: str, text: str) -> None:
+    def program(self, name, text):
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def setup(self, *arguments, **environment):
         self.record.write_text("")
         variables = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
@@ -132,21 +130,17 @@ class Machine:
             "RESOLVED": " + torch==2.11.0",
             "VERSION": UV,
         }
-        return subprocess.run(
-            ["bash", str(ROOT / "scripts/setup.sh"), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | variables | environment,
+        return run(
+            "bash", ROOT / "scripts/setup.sh", *arguments, environment=variables | environment
         )
 
     @property
-    def asked(self) -> list[str]:
+    def asked(self):
         return self.record.read_text().splitlines()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """An environment as ``python -m venv`` makes it."""
     made = tmp_path_factory.mktemp("made") / "venv"
     subprocess.run([sys.executable, "-m", "venv", made], check=True)
@@ -154,7 +148,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, made: Path) -> Machine:
+def machine(tmp_path, made):
     machine = Machine(tmp_path)
     machine.program("python-of-tests", PYTHON.format(made=made, python=sys.executable))
     return machine
@@ -180,9 +174,7 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
     assert machine.asked == []
 
 
-def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had(
-    machine,
-):
+def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had(machine):
     machine.program("nvidia-smi", GPU)
     driver = {"DRIVER": "580.65.06"}
     assert machine.setup("cpu", **driver).returncode == 0
@@ -241,9 +233,7 @@ def test_what_cannot_work_is_said_and_leaves_nothing_behind(
     assert not machine.venv.exists()
 
 
-def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(
-    machine,
-):
+def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(machine):
     missing = "there is no version of torch==2.13.0+cpu"
     assert machine.setup("cpu", RESOLVES="1", RESOLVED=missing).returncode == 1
     first, second = machine.asked
@@ -252,13 +242,8 @@ def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_e
 
 
 def test_a_script_without_an_environment_says_how_to_make_one(tmp_path):
-    done = subprocess.run(
-        ["bash", str(ROOT / "scripts/train.sh"), "toolbox/gdpo"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"VENV": str(tmp_path)},
-    )
+    train = ROOT / "scripts/train.sh"
+    done = run("bash", train, "toolbox/gdpo", environment={"VENV": str(tmp_path)})
     assert done.returncode == 1
     assert f"expected gdpo-verl in {tmp_path}, found none: run scripts/setup.sh" in done.stderr
 
@@ -278,20 +263,3 @@ def test_a_version_that_the_package_names_is_the_one_of_pyproject():
     for path in (ROOT / "gdpo_verl").rglob("*.py"):
         named = set(re.findall(r"\b[a-z][\w-]*==\d[\w.]*\w", path.read_text(encoding="utf-8")))
         assert named <= asked, path
-
-
-@pytest.mark.slow
-def test_the_checkout_is_tested_and_not_an_installed_copy(tmp_path):
-    copy = tmp_path / "gdpo_verl"
-    copy.mkdir()
-    (copy / "__init__.py").touch()
-    (tmp_path / "other.ini").touch()
-
-    def collect(*options: str) -> str:
-        arguments = ["--collect-only", "-q", *options, str(ROOT / "tests" / "test_setup.py")]
-        command = [sys.executable, "-c", f"import pytest; pytest.main({arguments})"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        return done.stdout + done.stderr
-
-    assert "test_the_checkout_is_tested" in collect()
-    assert "expected the package of this checkout" in collect("-c", "other.ini")

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,13 @@ class Training:
     def rollouts(self, step: int) -> list[dict[str, Any]]:
         lines = (self.directory / "rollouts" / f"{step}.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
+
+
+def assert_trained_with(metrics: dict[str, float], advantages: Iterable[float]) -> None:
+    """Assert that the actor was given these advantages in a step, by verl's own metrics."""
+    values = sorted(map(float, advantages))
+    assert metrics["critic/advantages/min"] == pytest.approx(values[0], abs=1e-5)
+    assert metrics["critic/advantages/max"] == pytest.approx(values[-1], abs=1e-5)
 
 
 # Ray starts on a busy machine too.

@@ -39,11 +39,12 @@ from trl import GRPOConfig, GRPOTrainer
 from gdpo_verl.trl import GDPOTrainer
 
 END = "<end>"
-WORDS = [END, *(f"word{i}" for i in range(31))]
+WORDS = [END] + [f"word{i}" for i in range(31)]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=END))
+    places = {word: i for i, word in enumerate(WORDS)}
+    words = Tokenizer(WordLevel(places, unk_token=END))
     words.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END, pad_token=END)
 
@@ -69,7 +70,7 @@ def preset(name: str, rewards: list[float | None]) -> Callable[..., list[float |
     """A reward function that ignores what was generated; a process gets its part of the batch."""
 
     def reward(prompts: list[str], **_: Any) -> list[float | None]:
-        rank, size = (int(os.environ.get(name, x)) for name, x in (("RANK", 0), ("WORLD_SIZE", 1)))
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         assert len(prompts) * size == len(rewards)
         return rewards[rank * len(prompts) : (rank + 1) * len(prompts)]
 

@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         rows = value.unbind() if value.is_nested else [value]
-        return [[str(row.dtype), [plain(item) for item in row.flatten().tolist()]] for row in rows]
+        return [[str(row.dtype), plain(row.flatten().tolist())] for row in rows]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -141,12 +141,13 @@ def owners() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def registries() -> dict[str, dict[str, str]]:
     """Every table that a module or class of verl's keeps: its keys, and what they stand for."""
-    return {
-        f"{owner}.{name}": {str(key): described(entry) for key, entry in value.items()}
-        for owner, members in owners()
-        for name, value in members.items()
-        if isinstance(value, dict) and not name.startswith("__")
-    }
+    tables = {}
+    for owner, members in owners():
+        for name, value in members.items():
+            if isinstance(value, dict) and not name.startswith("__"):
+                entries = {str(key): described(entry) for key, entry in value.items()}
+                tables[f"{owner}.{name}"] = entries
+    return tables
 
 
 def names() -> dict[str, str]:

@@ -185,8 +185,8 @@ def long_table(runs: Runs) -> str:
         values = series(run, "rewards/format/mean")
         cells = [f"{fmean(values[first:last]):.4f}" for first, last in stretches]
         rows.append([str(seed), *cells])
-    head = ["seed", *[f"steps {first + 1} to {last}" for first, last in stretches]]
-    return markdown_table(head, rows)
+    names = [f"steps {first + 1} to {last}" for first, last in stretches]
+    return markdown_table(["seed", *names], rows)
 
 
 def points(runs: Runs, arms: Sequence[str], seed: int) -> list[tuple[float, float]]:

@@ -187,7 +187,6 @@ SHOWN = (
     "Dr.GRPO",
     "DVAO",
     "SA-MRPO",
-    "SA-MRPO, targets",
     "DARA",
     "GD²PO",
     "SAW",

@@ -1,25 +1,19 @@
 """Each patch of verl and Ray that the CPU platform makes, and that is still necessary."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
-import os
 import secrets
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import verl
-from processes import in_fresh_process
+from processes import in_fresh_process, run
 from torch.distributed.distributed_c10d import BackendConfig
 from waiting import HANGS
 
@@ -130,13 +124,13 @@ set_platform(PlatformCPU())
 
 
 @pytest.fixture(scope="module")
-def applied() -> dict[str, Any]:
+def applied():
     """The probe's answers with our patches."""
     return in_fresh_process(PROBE, VERL_PLATFORM="cpu")
 
 
 @pytest.fixture(scope="module")
-def upstream() -> dict[str, Any]:
+def upstream():
     """The probe's answers with the platform alone, registered by hand."""
     return in_fresh_process(
         STOCK_PLATFORM + PROBE,
@@ -215,18 +209,15 @@ if "-c" in sys.orig_argv:  # the driver; workers ask for their node, too
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("plugins", ["auto", "none"])
-@pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER], ids=["agents", "answer"])
+@pytest.mark.parametrize("slow", [SLOW_AGENTS, SLOW_ANSWER])
 def test_ray_starts_when_its_processes_take_longer_than_it_waits(slow, plugins, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(slow)
-    environment = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cpu"}
-    process = subprocess.run(
-        [sys.executable, "-c", RAY],
-        env=os.environ | environment | {"VERL_USE_EXTERNAL_PLUGINS": plugins},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANGS,
-    )
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_PLUGINS": plugins,
+    }
+    process = run(sys.executable, "-c", RAY, environment=environment, timeout=HANGS)
     if plugins == "none":
         assert "timed out during startup" in process.stderr, "the departure can go"
     else:
@@ -236,9 +227,7 @@ def test_ray_starts_when_its_processes_take_longer_than_it_waits(slow, plugins, 
 SOCKET = "/tmp/rl-colocate-zmq-{job_id}-replica-"  # after Ray's job alone
 
 
-def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile(
-    monkeypatch,
-):
+def test_an_agents_port_is_not_one_that_linux_may_give_to_a_connection_meanwhile(monkeypatch):
     port = unused_port()
     assert port < 32_768  # the first of net.ipv4.ip_local_port_range
     with socket.socket() as taken:
@@ -295,17 +284,17 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
         "flags": torch.tensor([True, False]),
         "trained": torch.nn.Parameter(torch.tensor([7.0])),
     }
-    gathered: list[str] = []
+    gathered = []
 
-    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+    def gather():
         for name, weight in weights.items():
             gathered.append(name)
             yield name, weight
 
-    async def receive(engine: Any) -> list[tuple[str, torch.Tensor]]:
+    async def receive(engine):
         return [received async for received in engine.receive_weights()]
 
-    def update(engine: Any, arguments: dict[str, Any], sends: bool) -> Any:
+    def update(engine, arguments, sends):
         engine.init_process_group(**arguments)
         return asyncio.run(engine.send_weights(gather()) if sends else receive(engine))
 
@@ -313,11 +302,10 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
     engines = [Engine(bucket_size=1, is_master=place == 0) for place in range(4)]
     for _update in range(2):  # verl builds a group for each
         metadata = [engine.prepare() for engine in engines]
-        arguments = [
-            {name: values[place] for name, values in side.items()}
-            for side in Engine.build_topology(2, 2, metadata)
-            for place in range(2)
-        ]
+        arguments = []
+        for side in Engine.build_topology(2, 2, metadata):
+            for values in zip(*side.values(), strict=True):
+                arguments.append(dict(zip(side, values, strict=True)))
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(update, engines, arguments, [True, True, False, False]))
         for engine in engines:  # the last that the replicas read is in the sender's store
@@ -330,9 +318,7 @@ def test_gloo_engine_brings_every_weight_unchanged_to_every_replica():
     assert len(gathered) == 2 * 2 * len(weights)
 
 
-def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(
-    monkeypatch,
-):
+def test_gloo_engine_waits_for_a_lost_process_no_longer_than_its_timeout(monkeypatch):
     monkeypatch.setattr(checkpoint_engine, "TIMEOUT", timedelta(seconds=1))
     sender = checkpoint_engine.GlooCheckpointEngine(bucket_size=1, is_master=True)
     address = sender.prepare()

@@ -1,9 +1,6 @@
 """Settings that `gdpo-verl train` chooses for a pretrained model on `hardware=cpu`."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -34,13 +31,13 @@ GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch):
     """Set a machine of 24 GiB that computes in bfloat16."""
     monkeypatch.setattr(cpu_settings, "memory", lambda: 24 * GIB)
     monkeypatch.setattr(cpu_settings, "multiplies_bfloat16", lambda: True)
 
 
-def chosen_for(tmp_path: Path, model: dict, *overrides: str):
+def chosen_for(tmp_path, model, *overrides):
     (tmp_path / "config.json").write_text(json.dumps(model))
     given = ["hardware=cpu", f"actor_rollout_ref.model.path={tmp_path}", *overrides]
     return composed("gsm8k/gdpo", tmp_path / "run", given)[0]
@@ -63,16 +60,6 @@ def chosen_for(tmp_path: Path, model: dict, *overrides: str):
         # The recipe's own values stay for another model.
         (TINY, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
         ({"model_type": "unknown"}, [], {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}),
-    ],
-    ids=[
-        "full attention",
-        "LoRA with a KL loss",
-        "LoRA with KL in the reward",
-        "LoRA",
-        "larger",
-        "sliding attention",
-        "tiny",
-        "unknown",
     ],
 )
 def test_settings_follow_from_the_model(tmp_path, model, given, expected):

@@ -1,7 +1,5 @@
 """Workers that are forked from one process which has imported what they need."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -39,7 +37,7 @@ print([worker.wait() for worker in started])
 """
 
 
-def lines_of(driver: str, directory: Path, **files: str) -> list[str]:
+def lines_of(driver, directory, **files):
     """The output of a driver and its workers in a directory with these modules."""
     for name, text in files.items():
         (directory / f"{name}.py").write_text(text)
@@ -53,7 +51,8 @@ def test_workers_share_imports_and_nothing_else(tmp_path):
     assert json.loads(statuses) == [0, 7]
     first, second = sorted(map(json.loads, lines), key=lambda worker: worker["own"])
 
-    assert first["imported"] == second["imported"] == first["parent"] == second["parent"]
+    parents = [first["imported"], second["imported"], first["parent"], second["parent"]]
+    assert len(set(parents)) == 1
     assert first["pid"] != second["pid"]
     for how, name, worker in (("good", "a", first), ("bad", "b", second)):
         assert worker["arguments"] == ["worker.py", how, name]
@@ -163,9 +162,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(
-    tmp_path,
-):
+def test_what_a_worker_spawns_is_a_fork_too_and_ends_with_the_process_for_it(tmp_path):
     _, *lines, _ = lines_of(DRIVER, tmp_path, worker=SPAWNING, slow_to_import="")
     answers = [json.loads(line) for line in lines]
     assert {about[2] for about, *_ in answers} == {"a", "b"}

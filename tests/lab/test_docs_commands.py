@@ -131,7 +131,7 @@ def test_recipe_that_names_other_places_keeps_them(conf):
 
 
 def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(check):
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
+    text, _ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
     Path("mine").mkdir()
     head = "# @package _global_\ndefaults: [/ppo_trainer, /hardware: cpu, _self_]\n"
     head += "hydra: {searchpath: [pkg://verl.trainer.config, pkg://gdpo_verl.recipes]}\n"

@@ -9,45 +9,35 @@ Numbers are worked without the epsilon that is added to each deviation; at devia
 about 1 it moves them by 1e-6, hence the tolerance of the literals.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 from by_hand import NAN, PAIRS, TWO_GROUPS, S, by_row, close, exactly_zero, lengths
-from torch import Tensor
 
 from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
-from gdpo_verl.advantage import Whiten
 
 
 @pytest.mark.parametrize(
     ("whiten", "mask", "expected"),
     [
         # First group: only the first reward varies, ±s. Second: both do, ±2s.
-        pytest.param("none", lengths(1, 1, 1, 1), [S, -S, 2 * S, -2 * S], id="not whitened"),
+        ("none", lengths(1, 1, 1, 1), [S, -S, 2 * S, -2 * S]),
         # Mean 0, var = (s² + s² + 4s² + 4s²)/3 = 10s²/3; s/sqrt(10s²/3) = sqrt(3/10).
-        pytest.param(
-            "sequence", lengths(3, 1, 1, 1), [0.54772, -0.54772, 1.09545, -1.09545], id="sequences"
-        ),
+        ("sequence", lengths(3, 1, 1, 1), [0.54772, -0.54772, 1.09545, -1.09545]),
         # Eight tokens: mean 0, var = 2·10s²/7; sqrt(7/20).
-        pytest.param(
-            "token", lengths(2, 2, 2, 2), [0.59161, -0.59161, 1.18322, -1.18322], id="two tokens"
-        ),
+        ("token", lengths(2, 2, 2, 2), [0.59161, -0.59161, 1.18322, -1.18322]),
         # In units of s the six tokens are 1, 1, 1, -1, 2, -2: mean 1/3, and
         # var = (12 - 6/9)/5 = 34/15. So (1 - 1/3) sqrt(15/34), and so on.
-        pytest.param(
-            "token", lengths(3, 1, 1, 1), [0.44281, -0.88561, 1.10702, -1.54983], id="3, 1, 1, 1"
-        ),
+        ("token", lengths(3, 1, 1, 1), [0.44281, -0.88561, 1.10702, -1.54983]),
     ],
 )
-def test_two_groups_of_two_by_hand(whiten: Whiten, mask: Tensor, expected: list[float]) -> None:
+def test_two_groups_of_two_by_hand(whiten, mask, expected):
     found = gdpo_advantages(TWO_GROUPS, PAIRS, mask, whiten=whiten)
     close(by_row(found, mask), expected)
 
 
-def test_grpo_normalises_the_weighted_sum() -> None:
+def test_grpo_normalises_the_weighted_sum():
     mask = lengths(3, 1, 1, 1)
     # The sums are 1, 0 and 2, 0: one reward and both look the same.
     close(by_row(grpo_advantages(TWO_GROUPS, PAIRS, mask), mask), [S, -S, S, -S])
@@ -65,12 +55,12 @@ def test_grpo_normalises_the_weighted_sum() -> None:
     ("excess", "first"),
     [
         # a = ±s·excess. Below 1e-4 of the largest weight it counts as rounding.
-        pytest.param(1e-6, 0.0, id="below the noise floor"),
+        (1e-6, 0.0),
         # Whitened over two rows: ±excess·s / sqrt(2·(excess·s)²/1) = ±s.
-        pytest.param(1e-2, S, id="above it"),
+        (1e-2, S),
     ],
 )
-def test_what_nearly_cancels_is_noise_or_is_kept(excess: float, first: float) -> None:
+def test_what_nearly_cancels_is_noise_or_is_kept(excess, first):
     rewards, mask = torch.tensor([[3.0, 0.0], [-3.0, 6.0]]).double(), lengths(1, 1)
     for size in (1.0, 1000.0):
         weights = [size * (1 + excess), size]
@@ -78,14 +68,14 @@ def test_what_nearly_cancels_is_noise_or_is_kept(excess: float, first: float) ->
         close(found[:, 0], [first, -first], 1e-3 if first else 0.0)
 
 
-def test_without_the_std_small_advantages_are_kept() -> None:
+def test_without_the_std_small_advantages_are_kept():
     # Centred in reward units, ±5e-7; whitened with 1e-8 added to the variance 5e-13.
     rewards, mask = torch.tensor([[1e-6], [0.0]]).double(), lengths(1, 1)
     found = gdpo_advantages(rewards, [0, 0], mask, whiten="sequence", scale=False)
     close(found[:, 0], [0.0049999, -0.0049999], 1e-7)
 
 
-def test_equal_rows_give_exactly_zero_under_grpo() -> None:
+def test_equal_rows_give_exactly_zero_under_grpo():
     # Equal rows must have equal sums to the last bit; those of a matrix product may not.
     generator = torch.Generator().manual_seed(0)
     for size, count in itertools.product((2, 7, 17, 1001), (2, 3, 5, 8)):
@@ -95,20 +85,20 @@ def test_equal_rows_give_exactly_zero_under_grpo() -> None:
         assert exactly_zero(found)
 
 
-def test_only_scored_rows_are_normalised_and_the_others_stay_nan() -> None:
+def test_only_scored_rows_are_normalised_and_the_others_stay_nan():
     # First: 1 and 0 are scored, ±s. Second: 0, 1, 2 deviates by 1.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [NAN, 2.0]])
     found = group_normalize(rewards, [0, 0, 0])
     torch.testing.assert_close(found, torch.tensor([[S, -1.0], [-S, 0], [NAN, 1]]), equal_nan=True)
 
 
-def test_tiny_differences_far_from_zero_survive() -> None:
+def test_tiny_differences_far_from_zero_survive():
     # E[x²] - E[x]² in float32 would be 0 here. Mean 5000.5, deviation sqrt(1/3).
     rewards = torch.tensor([5000.0, 5001.0, 5000.0, 5001.0])[:, None]
     close(group_normalize(rewards, [0] * 4), [[-0.86603], [0.86603], [-0.86603], [0.86603]])
 
 
-def test_without_the_std_rewards_are_only_centred() -> None:
+def test_without_the_std_rewards_are_only_centred():
     # Centred: 5, -5 and -1/2, 1/2.
     rewards, mask = torch.tensor([[10.0, 0.0], [0.0, 1.0]]), lengths(1, 1)
     close(group_normalize(rewards, [0, 0], scale=False), [[5.0, -0.5], [-5.0, 0.5]])
@@ -118,7 +108,7 @@ def test_without_the_std_rewards_are_only_centred() -> None:
     close(grpo_advantages(rewards, [0, 0], mask, scale=False), decoupled.double(), 0.0)
 
 
-def test_an_empty_batch_gives_an_empty_result() -> None:
+def test_an_empty_batch_gives_an_empty_result():
     rewards, mask = torch.zeros(0, 2), torch.zeros(0, 3)
     assert gdpo_advantages(rewards, [], mask).shape == (0, 3)
     assert grpo_advantages(rewards, [], mask).shape == (0, 3)
@@ -129,15 +119,14 @@ def test_an_empty_batch_gives_an_empty_result() -> None:
     ("rewards", "first"),
     [
         # 0.1 + 0.2 is 0.30000000000000004, and 0.3 + 0 is 0.3.
-        pytest.param([[0.1, 0.2], [0.3, 0.0]], 0.0, id="rounding"),
-        pytest.param([[0.1, 0.2], [0.3, 1e-12]], -S, id="a difference"),
+        ([[0.1, 0.2], [0.3, 0.0]], 0.0),
+        # A difference.
+        ([[0.1, 0.2], [0.3, 1e-12]], -S),
         # Nothing is added. Two steps of float64 apart, so that their mean is a number, too.
-        pytest.param([[1.0], [1.0 + 2**-51]], -S, id="one component"),
+        ([[1.0], [1.0 + 2**-51]], -S),
     ],
 )
-def test_sums_that_differ_by_rounding_are_equal_under_grpo(
-    rewards: list[list[float]], first: float
-) -> None:
+def test_sums_that_differ_by_rounding_are_equal_under_grpo(rewards, first):
     table = torch.tensor(rewards, dtype=torch.float64)
     found = grpo_advantages(table, [0, 0], torch.ones(2, 1), epsilon=0.0)
     close(found[:, 0], [first, -first], 1e-3 if first else 0.0)

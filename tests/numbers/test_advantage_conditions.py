@@ -1,9 +1,5 @@
 """Eq. 8: which rewards count, and thresholds in every dtype."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from by_hand import NAN
@@ -13,7 +9,7 @@ from gdpo_verl import apply_conditions
 LENGTH_IF_CORRECT = {"length": {"on": "correctness", "at_least": 1.0}}
 
 
-def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold() -> None:
+def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold():
     rewards = [[1.0, 0.5], [0.9, 0.5], [2.0, -0.5], [NAN, 0.5], [1.0, NAN], [0.0, NAN]]
     # Whatever the length is, with a wrong answer it would not count; with a correct one it is not
     # known.
@@ -22,7 +18,7 @@ def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold(
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
 
 
-def test_several_components_may_hang_on_one() -> None:
+def test_several_components_may_hang_on_one():
     conditions = LENGTH_IF_CORRECT | {"style": {"on": "correctness", "at_least": 0}}
     rewards = torch.tensor([[7.0, 0.0, 8.0], [7.0, -1.0, 8.0], [7.0, 1.0, 8.0]])
     found = apply_conditions(rewards, ("length", "correctness", "style"), conditions)
@@ -51,7 +47,7 @@ ON_B = {"on": "b", "at_least": 1}
     ],
     ids=str,
 )
-def test_bad_conditions_are_refused(conditions: Any) -> None:
+def test_bad_conditions_are_refused(conditions):
     rewards, keys = torch.zeros(2, 3), ["a", "b", "c"]
     apply_conditions(rewards, keys, {"a": ON_B})
     with pytest.raises(ValueError, match=r"^conditions"):
@@ -61,7 +57,7 @@ def test_bad_conditions_are_refused(conditions: Any) -> None:
 CYCLE = r"^conditions: .* a cycle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)\."
 
 
-def test_cycles_are_refused_with_their_names() -> None:
+def test_cycles_are_refused_with_their_names():
     conditions = {"a": ON_B, "b": [{"on": "d", "at_least": 0}, {"on": "c", "at_most": 1}]}
     conditions["c"] = {"on": "a", "equals": 1}
     with pytest.raises(ValueError, match=CYCLE):
@@ -75,7 +71,7 @@ PIPELINE = {
 }
 
 
-def test_all_conditions_of_a_list_hold_and_a_conditioned_component_is_read_after_its_own() -> None:
+def test_all_conditions_of_a_list_hold_and_a_conditioned_component_is_read_after_its_own():
     rows = [
         # parses, runs, passes, length; what runs and passes become
         ([0.7, 1.0, 5.0, 0.7], [1.0, 5.0]),
@@ -95,14 +91,14 @@ def test_all_conditions_of_a_list_hold_and_a_conditioned_component_is_read_after
     torch.testing.assert_close(found[:, ::3], rewards[:, ::3], rtol=0, atol=0, equal_nan=True)
 
 
-def test_thresholds_may_be_held_against_other_numbers() -> None:
+def test_thresholds_may_be_held_against_other_numbers():
     rewards, sums = torch.tensor([[5.0, 0.0], [5.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 0.0]])
     found = apply_conditions(rewards, ["a", "b"], {"a": ON_B}, sums)
     assert found.tolist() == [[5.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("rewards", [[[1.0, 0.0]], torch.zeros(2), torch.zeros(2, 3)], ids=str)
-def test_conditions_need_one_column_a_component(rewards: Any) -> None:
+def test_conditions_need_one_column_a_component(rewards):
     with pytest.raises(ValueError, match=r"^rewards: expected a tensor of shape \(B, 2\)"):
         apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
 
@@ -111,7 +107,7 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype: torch.dtype) -> None:
+def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype):
     condition = {"length": {"on": "quality", "at_least": 0.7}}
     rewards = torch.tensor([[0.7, 1.0], [0.69, 1.0]], dtype=dtype)
     found = apply_conditions(rewards, ["quality", "length"], condition)
@@ -129,9 +125,7 @@ def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype: torch.
         (-1e300, [-1e300, 1e300], [1.0, 1.0]),
     ],
 )
-def test_a_threshold_beyond_float32_is_compared_as_it_is(
-    threshold: float, values: list[float], counted: list[float]
-) -> None:
+def test_a_threshold_beyond_float32_is_compared_as_it_is(threshold, values, counted):
     rewards = torch.tensor([[value, 1.0] for value in values], dtype=torch.float64)
     found = apply_conditions(rewards, ["a", "b"], {"b": {"on": "a", "at_least": threshold}})
     assert found[:, 1].tolist() == counted

@@ -1,10 +1,8 @@
 """The estimator's arguments: what they may be, and what is refused by its name."""
 
-from __future__ import annotations
-
+import copy
 import inspect
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool], ids=str)
-def test_the_result_has_the_dtype_of_float_rewards(dtype: torch.dtype) -> None:
+def test_the_result_has_the_dtype_of_float_rewards(dtype):
     rewards, mask = TWO_GROUPS.to(dtype), lengths(3, 1, 1, 1)
     result_dtype = dtype if dtype in FLOATS else torch.float32
     # bfloat16 keeps eight bits: 1.55 is off by at most 0.004.
@@ -43,41 +41,41 @@ def test_the_result_has_the_dtype_of_float_rewards(dtype: torch.dtype) -> None:
         np.array(["b", "a", "b", "a"], dtype=object),
         torch.tensor([0.5, 0.25, 0.5, 0.25]),
     ],
-    ids=["list", "objects", "array", "tensor"],
 )
-def test_group_ids_may_be_anything_hashable_in_any_order(group_ids: Any) -> None:
+def test_group_ids_may_be_anything_hashable_in_any_order(group_ids):
     rewards = torch.tensor([[1.0], [5.0], [2.0], [3.0]])
     # Groups 1, 2 and 5, 3.
     close(group_normalize(rewards, group_ids), [[-S], [S], [S], [-S]])
 
 
 @pytest.mark.parametrize("function", [group_normalize, gdpo_advantages, grpo_advantages])
-def test_what_is_not_given_is_what_the_configuration_has_by_default(function: Any) -> None:
+def test_what_is_not_given_is_what_the_configuration_has_by_default(function):
     parameters, settings = inspect.signature(function).parameters, GdpoConfig()
     for name in {"epsilon", "scale", "whiten"} & parameters.keys():
         assert parameters[name].default == getattr(settings.estimator, name)
     assert settings.chosen_variant.whiten == "token"
 
 
-def test_inputs_are_never_modified() -> None:
+def test_inputs_are_never_modified():
     rewards = torch.tensor([[1.0, NAN], [0.0, 2.0], [NAN, NAN], [3.0, 1.0]], dtype=torch.float64)
     groups, mask, weights = torch.tensor([1, 1, 0, 1]), torch.ones(4, 3).double(), [0.5, 2.0]
     conditions = {"a": {"on": "b", "at_least": 1.0}}
-    before = [x.clone() for x in (rewards, groups, mask)]
+    given = (rewards, groups, mask, weights, conditions)
+    before = copy.deepcopy(given)
     for whiten in WHITEN:
         gdpo_advantages(rewards, groups, mask, weights=weights, whiten=whiten).fill_(8)
     grpo_advantages(rewards, groups, mask, weights=weights).fill_(8)
     group_normalize(rewards, groups).fill_(8)
     apply_conditions(rewards, ["a", "b"], conditions).fill_(8)
     apply_conditions(rewards, ["a", "b"], {}).fill_(8)
-    for found, expected in zip((rewards, groups, mask), before, strict=True):
+    for found, expected in zip(given[:3], before[:3], strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert weights == [0.5, 2.0]
-    assert conditions == {"a": {"on": "b", "at_least": 1.0}}
+    assert given[3:] == before[3:]
 
 
-GOOD: Any = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
-FRACTIONS, ONES = torch.tensor([[1.0, 0.5, 0.0]] * 4), torch.ones(4, 1)
+GOOD = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
+FRACTIONS, ONES = torch.tensor([[1.0, 0.5, 0.0]] * 4), torch.ones(4, 1).double()
+NESTED = torch.nested.nested_tensor(list(ONES.unbind()))
 # For each argument what is taken and what is not.
 BAD = {
     "rewards": [
@@ -86,6 +84,10 @@ BAD = {
         (torch.full((4, 2), NAN), torch.full((4, 2), math.inf)),
         (torch.zeros(4, 1), [[0.0]] * 4),
         (ONES.bool(), ONES * 1j),
+        (ONES, ONES.to_sparse()),
+        (ONES, NESTED),
+        # Beyond 1e300 sums overflow.
+        (ONES * 1e300, ONES * 9e307),
     ],
     "group_ids": [
         ([(0,), (1,)] * 2, [[0], [1]] * 2),
@@ -103,6 +105,8 @@ BAD = {
         (ONES, torch.full((4, 1), NAN)),
         (ONES, [[1]] * 4),
         (ONES.half(), torch.full((4, 1), math.inf)),
+        (ONES, ONES.to_sparse()),
+        (ONES, NESTED),
     ],
     "weights": [
         ([1.0, 0.0], [1.0]),
@@ -120,16 +124,14 @@ BAD = {
 @pytest.mark.parametrize(
     ("name", "valid", "invalid"), [(name, *pair) for name, pairs in BAD.items() for pair in pairs]
 )
-@pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
-def test_bad_input_is_refused_by_its_name(
-    function: Any, name: str, valid: Any, invalid: Any
-) -> None:
+@pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages])
+def test_bad_input_is_refused_by_its_name(function, name, valid, invalid):
     assert bool(function(**GOOD | {name: valid}).isfinite().all())
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         function(**GOOD | {name: invalid})
 
 
-def test_the_result_has_no_gradient() -> None:
+def test_the_result_has_no_gradient():
     rewards, mask = TWO_GROUPS.clone().requires_grad_(), torch.ones(4, 1).requires_grad_()
     weights = torch.ones(2, requires_grad=True)
     for function in (gdpo_advantages, grpo_advantages):
@@ -138,36 +140,16 @@ def test_the_result_has_no_gradient() -> None:
     assert not group_normalize(rewards, PAIRS).requires_grad
 
 
-def test_an_unknown_whitening_is_refused() -> None:
+def test_an_unknown_whitening_is_refused():
     with pytest.raises(ValueError, match=r"^whiten: expected one of \['token', 'sequence', 'none'"):
         gdpo_advantages(**GOOD, whiten="Token")
 
 
-@pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages], ids=["gdpo", "grpo"])
-def test_rewards_whose_sums_overflow_are_refused_and_not_taken_for_unscored(function: Any) -> None:
-    rewards = torch.tensor([[9e307], [0.0]], dtype=torch.float64)
-    message = r"^rewards: expected finite .* at most 1e\+300 .* found 9e\+307 at row 0, component 0"
-    with pytest.raises(ValueError, match=message):
-        function(rewards, [0, 0], torch.ones(2, 1))
-    close(function(rewards / 9e7, [0, 0], torch.ones(2, 1))[:, 0], [S, -S])
-
-
-def test_a_weighted_sum_beyond_float64_is_refused() -> None:
+def test_a_weighted_sum_beyond_float64_is_refused():
     rewards = torch.tensor([[1e250], [0.0]], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^weights: with \[1e\+100\] the sum of row 0"):
         grpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])
     close(gdpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])[:, 0], [S, -S])
-
-
-@pytest.mark.parametrize("name", ["rewards", "response_mask"])
-@pytest.mark.parametrize("layout", ["sparse", "nested"])
-def test_tensors_that_are_not_dense_are_refused_by_name(name: str, layout: str) -> None:
-    dense = torch.ones(2, 1)
-    nested = torch.nested.nested_tensor(list(dense.unbind()))
-    other = dense.to_sparse() if layout == "sparse" else nested
-    arguments = {"rewards": dense, "group_ids": [0, 0], "response_mask": dense}
-    with pytest.raises(ValueError, match=f"^{name}: expected a dense tensor, found"):
-        gdpo_advantages(**arguments | {name: other})
 
 
 # ---------------------------------------------------------------- masks
@@ -177,13 +159,12 @@ MASK_DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz),
 ]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5], ids=lambda rows: f"{rows} rows a block")
-def test_tokens_are_counted_in_every_block_beyond_what_the_masks_dtype_can_hold(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_counted_in_every_block_beyond_what_the_masks_dtype_can_hold(rows, monkeypatch):
     # 303 tokens: uint8 ends at 255, and bfloat16 has no odd number above 256.
     mask = lengths(303, 101, 101, 101)
     monkeypatch.setitem(tokens.BLOCK, "cpu", rows * mask.shape[1])
@@ -196,13 +177,11 @@ def test_tokens_are_counted_in_every_block_beyond_what_the_masks_dtype_can_hold(
 
 
 @pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
-@pytest.mark.parametrize("place", [(0, 0), (7, 63)], ids=["first", "last"])
-def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
-    dtype: torch.dtype, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("place", [(0, 0), (7, 63)])
+def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(dtype, place, monkeypatch):
     monkeypatch.setitem(tokens.BLOCK, "cpu", 1)  # one row
     rewards, groups, mask = TWO_GROUPS.repeat(2, 1), PAIRS * 2, torch.ones(8, 64).to(dtype)
-    wrong: list[float] = [2]
+    wrong = [2]
     if dtype.is_floating_point:
         step = torch.finfo(dtype).eps
         wrong += [1 - step / 2, 1 + step, 0.5, -1.0, torch.finfo(dtype).tiny, math.inf, NAN]
@@ -219,9 +198,7 @@ def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_masked_tokens_have_no_sign_and_are_0_beside_overflow(
-    mask_dtype: torch.dtype, dtype: torch.dtype
-) -> None:
+def test_masked_tokens_have_no_sign_and_are_0_beside_overflow(mask_dtype, dtype):
     # Weights of 1e39 and more overflow each of these: the largest number, and 0, not inf · 0.
     rewards = torch.tensor([[1.0], [0.0]]).to(dtype)
     mask = torch.tensor([[1, 0], [1, 0]]).to(mask_dtype)
@@ -232,26 +209,10 @@ def test_masked_tokens_have_no_sign_and_are_0_beside_overflow(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two devices")
-def test_the_result_is_on_the_masks_device() -> None:
+def test_the_result_is_on_the_masks_device():
     mask = lengths(3, 1, 1, 1)
     expected = gdpo_advantages(TWO_GROUPS, PAIRS, mask)
     for rewards, device in ((TWO_GROUPS, "cuda"), (TWO_GROUPS.cuda(), "cpu")):
         found = gdpo_advantages(rewards, PAIRS, mask.to(device))
         assert found.device.type == device
         close(found.cpu(), expected.double(), 1e-6)
-
-
-FLOAT8 = [dtype for dtype in vars(torch).values() if str(dtype).startswith("torch.float8_e")]
-
-
-@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_masks_of_eight_bits_are_read_or_refused_by_name(dtype: torch.dtype) -> None:
-    try:
-        mask = torch.ones(2, 3).to(dtype)
-    except (RuntimeError, NotImplementedError):
-        pytest.skip("torch converts nothing to it")
-    rewards = torch.tensor([[1.0], [0.0]])
-    expected = gdpo_advantages(rewards, [0, 0], torch.ones(2, 3))
-    assert torch.equal(gdpo_advantages(rewards, [0, 0], mask), expected)
-    with pytest.raises(ValueError, match=r"^response_mask: expected only 0 and 1"):
-        gdpo_advantages(rewards, [0, 0], torch.full((2, 3), 2.0).to(dtype))

@@ -1,14 +1,10 @@
 """The vectors, who conforms to them, and the settings under which ours gives another's numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,18 +21,18 @@ PAGE = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((ROOT / "gdpo_verl/conformance/schema.json").read_text())
 
 
-def test_the_committed_vectors_are_what_the_decimals_give(tmp_path: Path) -> None:
+def test_the_committed_vectors_are_what_the_decimals_give(tmp_path):
     conformance.write(tmp_path / "vectors.json")
     assert (tmp_path / "vectors.json").read_bytes() == conformance.VECTORS.read_bytes()
 
 
-def test_the_vectors_keep_their_schema_and_have_each_variant() -> None:
+def test_the_vectors_keep_their_schema_and_have_each_variant():
     pytest.importorskip("jsonschema").validate(vectors(), SCHEMA)
     variants = {each["settings"].get("variant", "gdpo") for each in vectors()["vectors"]}
     assert variants == VARIANTS.keys()
 
 
-def test_another_profiles_decimals_by_hand() -> None:
+def test_another_profiles_decimals_by_hand():
     # z is ±1/sqrt(2) of r1 in both groups and of r2 in the second: over the deviation sqrt(5/3) of
     # their sums and TRL's epsilon. What is ours by hand is in test_advantage.py.
     vector = {"rewards": [[1, 0], [0, 0], [1, 1], [0, 0]], "groups": [0, 0, 1, 1]}
@@ -46,7 +42,7 @@ def test_another_profiles_decimals_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["gdpo-verl", "gdpo-verl, `whiten=sequence`"])
-def test_our_row_of_the_page_is_what_ours_gives(name: str) -> None:
+def test_our_row_of_the_page_is_what_ours_gives(name):
     line = " | ".join(conformance.table_row(name, None))
     assert f"\n| {line} |\n" in PAGE
     assert set(line.split(" | ")[2:]) == {"✔"}
@@ -55,7 +51,7 @@ def test_our_row_of_the_page_is_what_ours_gives(name: str) -> None:
 FEATURES = ("derived", "by_turn", "nested_conditions", "targets", "by_criterion")
 
 
-def test_ours_conforms_with_each_variant_and_feature() -> None:
+def test_ours_conforms_with_each_variant_and_feature():
     pytest.importorskip("omegaconf")
     assert_conforms(conformance.ours, features=FEATURES)
     assert_conforms(
@@ -72,7 +68,7 @@ def test_ours_conforms_with_each_variant_and_feature() -> None:
     assert len(tried) == len(vectors()["vectors"])
 
 
-def test_who_does_not_say_that_it_has_a_feature_is_not_asked() -> None:
+def test_who_does_not_say_that_it_has_a_feature_is_not_asked():
     asked = [each.vector for each in check(conformance.ours)]
     of_features = [vector for vector in vectors()["vectors"] if "feature" in vector]
     assert len(asked) == len(vectors()["vectors"]) - len(of_features)
@@ -83,19 +79,19 @@ def test_who_does_not_say_that_it_has_a_feature_is_not_asked() -> None:
     ("profile", "features"),
     [("tokens", ["by-turn"]), ("tokens", "by_turn"), ("sequences", ["by_turn"])],
 )
-def test_a_feature_without_vectors_is_refused(profile: str, features: Any) -> None:
+def test_a_feature_without_vectors_is_refused(profile, features):
     with pytest.raises(ValueError, match=r"features: expected a list of those of profile"):
         assert_conforms(conformance.ours, profile, features=features)
 
 
-def test_turns_belong_to_their_responses() -> None:
+def test_turns_belong_to_their_responses():
     pytest.importorskip("omegaconf")
 
-    def flat(*given: Any, **settings: Any) -> Any:
+    def flat(*given, **settings):
         found = conformance.ours(*given, **settings)
         return [value for turns in found for value in turns] if "credit" in settings else found
 
-    def tuples(*given: Any, **settings: Any) -> Any:
+    def tuples(*given, **settings):
         found = conformance.ours(*given, **settings)
         return [tuple(turns) for turns in found] if "credit" in settings else found
 
@@ -104,7 +100,7 @@ def test_turns_belong_to_their_responses() -> None:
         assert_conforms(flat, features=["by_turn"])
 
 
-def test_credit_to_go_by_hand() -> None:
+def test_credit_to_go_by_hand():
     """One group, one reward by turn; 0 then 1, .6 at once, 0 then .5.
 
     Returns to go at turn 1: 1, .6, .5, mean .7, deviation sqrt(.07) = .26458; at turn 2: 1 and .5,
@@ -120,14 +116,14 @@ def test_credit_to_go_by_hand() -> None:
         assert own == pytest.approx(by_hand, abs=6e-6)
 
 
-def test_what_does_not_conform_is_named_with_its_digits() -> None:
-    def nan(rewards: Any, *given: Any, **settings: Any) -> Any:
+def test_what_does_not_conform_is_named_with_its_digits():
+    def nan(rewards, *given, **settings):
         return [math.nan] * len(rewards)
 
-    def nothing(*given: Any, **settings: Any) -> Any:
+    def nothing(*given, **settings):
         raise NotImplementedError
 
-    def broken(*given: Any, **settings: Any) -> Any:
+    def broken(*given, **settings):
         raise LookupError("no such group")
 
     message = r"two groups \(two rewards, .*: expected 0\.054\d+ as advantage 0, found nan"
@@ -152,9 +148,7 @@ DEGENERATE = ("constant 0.1", "cancelling", "nothing scored")
     # Theirs divides by s + e, ours by sqrt(s² + 1e-8): less than e / s and 5e-9 / s² apart.
     [("trl", 1e-4, lambda s: 1e-4 / s), ("ms-swift", 1e-8, lambda s: 1e-8 / s + 5e-9 / s**2)],
 )
-def test_our_setting_for_each_gives_its_advantages_within_the_pages_bound(
-    profile: str, epsilon: float, bound: Callable[[float], float]
-) -> None:
+def test_our_setting_for_each_gives_its_advantages_within_the_pages_bound(profile, epsilon, bound):
     ours = partial(conformance.ours, whiten="sequence", epsilon=epsilon)
     checked = 0
     for result in check(ours, profile):
@@ -163,7 +157,7 @@ def test_our_setting_for_each_gives_its_advantages_within_the_pages_bound(
             continue
         given = (vector[key] for key in ("rewards", "groups", "token_counts", "weights"))
         sums = torch.tensor(conformance.ours(*given, whiten="none", epsilon=epsilon)).double()
-        scored = [any(r is not None for r in row) for row in vector["rewards"]]
+        scored = [set(row) != {None} for row in vector["rewards"]]
         s = float(sums[scored].std())
         found, expected = torch.tensor([result.found, result.expected], dtype=torch.float64)
         assert_close(found, expected, rtol=bound(s), atol=1e-9)

@@ -1,9 +1,6 @@
 """Components by criterion: rubrics whose criteria are normalised one by one."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -22,21 +19,21 @@ from gdpo_verl.reward_dicts import (
     with_numbers,
 )
 
-UNWHITENED: dict[str, Any] = {"whiten": "none"}
+UNWHITENED = {"whiten": "none"}
 
 
-def weighted(value: float | None, weight: float) -> dict[str, float | None]:
+def weighted(value, weight):
     return {"value": value, "weight": weight}
 
 
-def rubric_advantages(*rubrics: Any, **settings: Any) -> list[float]:
+def rubric_advantages(*rubrics, **settings):
     """The advantages of one group that has only a rubric; without whitening they are its z."""
     rows = [{"rubric": rubric} for rubric in rubrics]
     config = {"gdpo": UNWHITENED | settings}
     return advantages_of(rows, [0] * len(rows), config=config)
 
 
-def test_one_criterion_is_gdpos_own_z() -> None:
+def test_one_criterion_is_gdpos_own_z():
     values = [1.0, 0.0, 0.25, None]
     found = rubric_advantages(*[{"a": weighted(value, 5.0)} for value in values])
     rows = [{"a": value} for value in values]
@@ -45,33 +42,33 @@ def test_one_criterion_is_gdpos_own_z() -> None:
     assert found[3] == 0.0
 
 
-def test_criteria_that_do_not_vary_change_nothing() -> None:
+def test_criteria_that_do_not_vary_change_nothing():
     varying = [{"a": 1.0}, {"a": 0.0}, {"a": 0.0}]
     found = rubric_advantages(*[each | {"b": weighted(1.0, 9.0)} for each in varying])
     assert found == rubric_advantages(*varying)
     assert rubric_advantages({"a": 1}, {"a": 1}, {"b": 0}) == [0.0, 0.0, 0.0]
 
 
-def test_criteria_that_cancel_are_not_noise_of_size_one() -> None:
+def test_criteria_that_cancel_are_not_noise_of_size_one():
     values = [0.1, 0.7, 0.3, 0.9]
     rubrics = [{"a": value, "b": 10 - 10 * value} for value in values]
     assert rubric_advantages(*rubrics) == [0.0] * 4
 
 
-def test_a_rare_criterion_with_a_small_weight_counts_where_nothing_else_varies() -> None:
+def test_a_rare_criterion_with_a_small_weight_counts_where_nothing_else_varies():
     rubrics = [{"a": 1.0, "b": weighted(value, 0.01)} for value in (1.0, 0.0)]
     assert rubric_advantages(*rubrics) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-3)
 
 
-def test_without_deviations_decoupling_makes_no_difference() -> None:
+def test_without_deviations_decoupling_makes_no_difference():
     rubrics = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": weighted(1.0, 1.0)}, {"a": 1.0, "b": 1.0}]
     rows = [{"rubric": rubric} for rubric in rubrics]
-    unscaled: dict[str, Any] = {"norm_adv_by_std_in_grpo": False, "gdpo": UNWHITENED}
+    unscaled = {"norm_adv_by_std_in_grpo": False, "gdpo": UNWHITENED}
     found = advantages_of(rows, [0] * 3, config=unscaled)
     assert found == pytest.approx([-1 / 6, -1 / 6, 1 / 3])
 
 
-def test_a_failed_condition_counts_as_no_criterion_met() -> None:
+def test_a_failed_condition_counts_as_no_criterion_met():
     # Pitfalls as well: the condition of the last response fails, which is no better for it.
     condition = {"rubric": {"on": "right", "at_least": 1}}
     rubrics = [{"a": 1.0}, {"a": 0.0}, {"a": weighted(1.0, 1.0)}, None]
@@ -86,7 +83,7 @@ def test_a_failed_condition_counts_as_no_criterion_met() -> None:
     assert advantages_of(rows, [0] * 4, config=config)[3] == 0.0
 
 
-def test_conditions_gates_and_the_baseline_see_the_number() -> None:
+def test_conditions_gates_and_the_baseline_see_the_number():
     rubrics = [{"a": weighted(1.0, 2.0), "b": 1.0}, {"a": weighted(0.0, 2.0), "b": 1.0}]
     rows = [{"rubric": each, "style": style} for each, style in zip(rubrics, (1, 2), strict=True)]
     condition = {"style": {"on": "rubric", "at_least": 0.5}}
@@ -117,7 +114,7 @@ def test_conditions_gates_and_the_baseline_see_the_number() -> None:
     ],
     ids=str,
 )
-def test_the_number_of_a_rubric_and_its_text_in_verls_dumps(rubric: Any, number: float) -> None:
+def test_the_number_of_a_rubric_and_its_text_in_verls_dumps(rubric, number):
     objective = GdpoConfig().resolve([Component("rubric", by_criterion=True)])
     (graded,) = graded_criteria([{"rubric": rubric}], objective, [""])["rubric"]
     assert rubric_number(graded) == pytest.approx(number, nan_ok=True)
@@ -144,7 +141,7 @@ def test_the_number_of_a_rubric_and_its_text_in_verls_dumps(rubric: Any, number:
     ],
     ids=str,
 )
-def test_what_is_no_rubric_is_named_with_its_row(rubric: Any, fault: str) -> None:
+def test_what_is_no_rubric_is_named_with_its_row(rubric, fault):
     rows = [{"rubric": {"a": 1}}, {"rubric": rubric}]
     with pytest.raises(ValueError, match=rf"^rewards: 'rubric'.*{fault}") as error:
         advantages_of(rows, [0, 0])
@@ -154,12 +151,14 @@ def test_what_is_no_rubric_is_named_with_its_row(rubric: Any, fault: str) -> Non
         read_components(rows[:1], undeclared, ["0"])
 
 
-def test_five_hundred_criteria_are_graded() -> None:
-    rubrics = [{f"c{place}": float((place + row) % 3) for place in range(500)} for row in range(4)]
+def test_five_hundred_criteria_are_graded():
+    rubrics = []
+    for row in range(4):
+        rubrics.append({f"c{place}": float((place + row) % 3) for place in range(500)})
     assert sum(map(abs, rubric_advantages(*rubrics))) > 1
 
 
-def test_variants_that_read_raw_rewards_and_credit_by_turn_need_the_sum() -> None:
+def test_variants_that_read_raw_rewards_and_credit_by_turn_need_the_sum():
     components = [Component("rubric", -1, 1, by_criterion=True), Component("calls", by_turn=True)]
     for name, variant in VARIANTS.items():
         config = GdpoConfig(variant=name)
@@ -177,9 +176,9 @@ def test_variants_that_read_raw_rewards_and_credit_by_turn_need_the_sum() -> Non
     GdpoConfig.from_algorithm({"gdpo": {"criteria": "sum"}}).resolve(components)
 
 
-def test_a_component_is_declared_by_criterion() -> None:
+def test_a_component_is_declared_by_criterion():
     @declares("right", Component("style", -1, 1), by_criterion=("rubric", "style"))
-    def compute_score() -> None: ...
+    def compute_score(): ...
 
     components = declared_components(compute_score)
     assert [each.name for each in components] == ["right", "style", "rubric"]
@@ -188,7 +187,7 @@ def test_a_component_is_declared_by_criterion() -> None:
         declares(by_turn="calls", by_criterion="calls")
 
 
-def test_the_shares_of_criteria_that_teach_something() -> None:
+def test_the_shares_of_criteria_that_teach_something():
     rubrics = [
         {"always": 1, "never": 0, "some": 1, "pitfall": weighted(1, -1)},
         {"always": 1, "never": 0, "some": 0, "pitfall": weighted(0, -1)},

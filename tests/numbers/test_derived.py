@@ -1,10 +1,7 @@
 """Derived components: what a user's function of a whole group gets, gives, and must not do."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +22,13 @@ GROUPS = ["a", "a", "a", "a", "b", "b"]
 BREVITY = [1.0, 0.0, None, 0.5, None, None]
 
 
-def advantages(derived: Any, groups: Any = GROUPS, tokens: Any = LENGTHS, **settings: Any) -> Any:
+def advantages(derived, groups=GROUPS, tokens=LENGTHS, **settings):
     gdpo = {"derived": derived, **settings.pop("gdpo", {})}
     rewards = [{"right": value} for value in RIGHT]
     return advantages_of(rewards, groups, tokens, config={"gdpo": gdpo, **settings})
 
 
-def by_hand(**settings: Any) -> list[float]:
+def by_hand(**settings):
     rewards = [{"right": a, "brevity": b} for a, b in zip(RIGHT, BREVITY, strict=True)]
     return advantages_of(rewards, GROUPS, LENGTHS, config=settings)
 
@@ -45,13 +42,12 @@ def by_hand(**settings: Any) -> list[float]:
         {"gdpo": {"gate": {"on": "brevity"}}},
         {"gdpo": {"variant": "dara"}},
     ],
-    ids=["plain", "named", "condition", "gate", "variant"],
 )
-def test_a_derived_component_is_a_component_like_any_other(settings: dict[str, Any]) -> None:
+def test_a_derived_component_is_a_component_like_any_other(settings):
     assert advantages({"brevity": LENGTH}, **settings) == by_hand(**settings)
 
 
-def test_ids_may_be_a_tensor_and_groups_lie_in_any_order() -> None:
+def test_ids_may_be_a_tensor_and_groups_lie_in_any_order():
     order = [3, 4, 0, 5, 2, 1]
     found = advantages_of(
         [{"right": RIGHT[row]} for row in order],
@@ -62,8 +58,8 @@ def test_ids_may_be_a_tensor_and_groups_lie_in_any_order() -> None:
     assert found == pytest.approx([by_hand()[row] for row in order], abs=1e-12)
 
 
-def test_a_range_serves_the_variants_that_need_one() -> None:
-    settings: Any = {"gdpo": {"variant": "tchebycheff"}, "gdpo_reward_keys": ["brevity"]}
+def test_a_range_serves_the_variants_that_need_one():
+    settings = {"gdpo": {"variant": "tchebycheff"}, "gdpo_reward_keys": ["brevity"]}
     config = GdpoConfig.from_algorithm(
         {"gdpo": {"derived": {"brevity": LENGTH | {"range": [0, 1]}}}}
     )
@@ -84,12 +80,12 @@ def test_a_range_serves_the_variants_that_need_one() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:coroutine")
-def test_a_function_that_fails_is_named_with_its_group(function: str, found: str) -> None:
+def test_a_function_that_fails_is_named_with_its_group(function, found):
     with pytest.raises(ValueError, match=rf"^config\.gdpo\.derived\.x: .*{found}"):
         advantages({"x": f"pkg://group_functions:{function}"})
 
 
-def test_what_the_reward_returned_beside_its_components_is_in_the_made_up_group() -> None:
+def test_what_the_reward_returned_beside_its_components_is_in_the_made_up_group():
     derived = {"x": "pkg://group_functions:verbosity"}
     objective = GdpoConfig.from_algorithm({"gdpo": {"derived": derived}}).resolve(["right"])
     objective.try_derived({"right": 0.0, "words": 3})
@@ -98,7 +94,7 @@ def test_what_the_reward_returned_beside_its_components_is_in_the_made_up_group(
         objective.try_derived({"right": 0.0})
 
 
-def test_a_careless_function_changes_neither_what_it_got_nor_a_generator() -> None:
+def test_a_careless_function_changes_neither_what_it_got_nor_a_generator():
     both = {"x": "pkg://group_functions:careless", "brevity": LENGTH}
     state, numpy_state = random.getstate(), np.random.get_state()[1].tolist()
     rewards = [{"right": value} for value in RIGHT]
@@ -108,21 +104,19 @@ def test_a_careless_function_changes_neither_what_it_got_nor_a_generator() -> No
     assert np.random.get_state()[1].tolist() == numpy_state
 
 
-def test_without_token_counts_only_a_function_that_needs_lengths_is_refused() -> None:
+def test_without_token_counts_only_a_function_that_needs_lengths_is_refused():
     ranked = {"x": {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "right"}}
     assert len(advantages(ranked, tokens=None)) == 6
     with pytest.raises(ValueError, match="pass token_counts"):
         advantages({"brevity": LENGTH}, tokens=None)
 
 
-def test_a_name_that_the_reward_returns_is_refused() -> None:
+def test_a_name_that_the_reward_returns_is_refused():
     with pytest.raises(ValueError, match=r"derived\.right: the reward itself returns"):
         advantages({"right": LENGTH})
 
 
-def test_a_function_of_a_file_in_the_working_directory_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_of_a_file_in_the_working_directory_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     function = "def shorter(rewards, lengths):\n    return [-float(length) for length in lengths]\n"
     Path("rewards.py").write_text(function)
@@ -134,8 +128,8 @@ def test_a_function_of_a_file_in_the_working_directory_is_found(
         advantages({"x": "reward.py:shorter"})
 
 
-def test_relative_length_is_of_those_that_pass() -> None:
-    def of(right: list[Any], lengths: list[int], **settings: Any) -> Any:
+def test_relative_length_is_of_those_that_pass():
+    def of(right, lengths, **settings):
         rewards = [{"right": value} for value in right]
         return relative_length(rewards, lengths, outcome="right", **settings)
 
@@ -146,8 +140,8 @@ def test_relative_length_is_of_those_that_pass() -> None:
         relative_length([{"wrong": 1}] * 2, [1, 2], outcome="right")
 
 
-def test_rank_is_the_share_of_the_siblings_that_are_surpassed() -> None:
-    def of(values: list[Any]) -> Any:
+def test_rank_is_the_share_of_the_siblings_that_are_surpassed():
+    def of(values):
         return rank([{"q": value} for value in values], [1] * len(values), of="q")
 
     assert of([2, 2, 2]) == [0.5, 0.5, 0.5]
@@ -156,7 +150,7 @@ def test_rank_is_the_share_of_the_siblings_that_are_surpassed() -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 60))
-def test_turns_that_add_up_to_one_are_one(turns: int) -> None:
+def test_turns_that_add_up_to_one_are_one(turns):
     rewards = [{"done": [1 / turns] * turns}, {"done": [0.5, 0.5]}, {"done": []}]
     assert relative_length(rewards, [30, 20, 10], outcome="done") == [0.0, 1.0, None]
     assert rank(rewards, [1] * 3, of="done") == [0.5, 0.5, None]

@@ -1,13 +1,9 @@
 """The metrics by hand."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gdpo_verl.advantage import EstimatorSettings, Gate, decompose, find_variant
 from gdpo_verl.diagnostics import (
@@ -25,14 +21,14 @@ from gdpo_verl.diagnostics import (
 NAN = math.nan
 
 
-def statistics(key: str, *expected: float) -> dict[str, Any]:
+def statistics(key, *expected):
     """A component's mean, deviation, minimum, maximum, constant groups and unscored rows."""
     rewards = [f"rewards/{key}/{name}" for name in ("mean", "std", "min", "max")]
     names = [*rewards, f"gdpo/{key}/constant_groups", f"gdpo/{key}/unscored"]
     return {name: pytest.approx(value) for name, value in zip(names, expected, strict=True)}
 
 
-def test_component_metrics_by_hand() -> None:
+def test_component_metrics_by_hand():
     integers = component_metrics(torch.tensor([[1], [0]]), [0, 0], ["format"])
     assert integers["rewards/format/mean"] == 0.5
     # Groups a (rows 0, 2), b (rows 1, 3) and c (row 4).
@@ -46,7 +42,7 @@ def test_component_metrics_by_hand() -> None:
     }
 
 
-def test_a_component_that_one_row_has_or_none() -> None:
+def test_a_component_that_one_row_has_or_none():
     found = component_metrics(torch.tensor([[NAN], [0.25]]), [0, 0], ["length"])
     assert found == statistics("length", 0.25, 0.0, 0.25, 0.25, 1.0, 0.5)
     for rows in (2, 0):
@@ -54,10 +50,10 @@ def test_a_component_that_one_row_has_or_none() -> None:
         found = component_metrics(rewards, [0] * rows, ["length"], ranges=ranges)
         assert found == {"gdpo/length/unscored": 1.0}
         # No rows count for nothing over mini-batches.
-        assert found["gdpo/length/unscored"].weight == rows  # type: ignore[attr-defined]
+        assert found["gdpo/length/unscored"].weight == rows
 
 
-def test_saturation_by_hand() -> None:
+def test_saturation_by_hand():
     # The scored mean is 1: (1 + 3)/6, and where the reward leaves its range (1 - 0)/0.5.
     rewards = torch.tensor([[3.0], [NAN], [-1.0]])
     for ends, expected in (((-3.0, 3.0), 2 / 3), ((0.0, 0.5), 2.0)):
@@ -74,39 +70,36 @@ PULLING = [[1.0, 0.0], [0.0, 5.0], [1.0, 2.0], [1.0, 0.0]]
     ("rewards", "groups", "weights", "shares", "conflicts"),
     [
         # Sizes 2s and 4s; rows 0 and 1 pull both ways.
-        pytest.param(PULLING, "aabb", [1.0, 1.0], [1 / 3, 2 / 3], 0.5, id="weights of 1"),
+        (PULLING, "aabb", [1.0, 1.0], [1 / 3, 2 / 3], 0.5),
         # 3s, -3s, 0, 0 and s, -s, -s, s: the signs now agree.
-        pytest.param(PULLING, "aabb", [3e6, -1e6], [0.6, 0.4], 0.0, id="huge and negative"),
-        pytest.param(PULLING, "aabb", [0.0, 2.0], [0.0, 1.0], 0.0, id="a weight of 0"),
+        (PULLING, "aabb", [3e6, -1e6], [0.6, 0.4], 0.0),
+        (PULLING, "aabb", [0.0, 2.0], [0.0, 1.0], 0.0),
         # 2s and 4e-5·s; s·1e-5 is below the tolerance of 1e-4, and s·1e-3 above it.
-        pytest.param(PULLING, "aabb", [1, 1e-5], [1 / 1.00002, 2e-5 / 1.00002], 0.0, id="noise"),
-        pytest.param(PULLING, "aabb", [1, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5, id="above it"),
+        (PULLING, "aabb", [1, 1e-5], [1 / 1.00002, 2e-5 / 1.00002], 0.0),
+        # Above it.
+        (PULLING, "aabb", [1, 1e-3], [1 / 1.002, 2e-3 / 1.002], 0.5),
         # One group. f = 1, 0, unscored, unscored: ±s. l = 0, unscored, 1, unscored: -s in row 0, s
         # in row 2. Only row 0 has both, and they differ in sign.
-        pytest.param(
-            [[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]], *("aaaa", [1, 1], [0.5, 0.5], 0.25)
-        ),
+        ([[1.0, 0.0], [0.0, NAN], [NAN, 1.0], [NAN, NAN]], "aaaa", [1, 1], [0.5, 0.5], 0.25),
         # z = ±s for f and l alike, 0 for the constant c; h runs against them.
-        pytest.param([[1, 4, 2, 0], [0, 3, 2, 1]], "aa", [1] * 4, [1 / 3, 1 / 3, 0, 1 / 3], 1.0),
+        ([[1, 4, 2, 0], [0, 3, 2, 1]], "aa", [1] * 4, [1 / 3, 1 / 3, 0, 1 / 3], 1.0),
         # Nothing varies.
         ([[NAN, NAN], [NAN, NAN]], "aa", [1, -2], [0, 0], 0.0),
         ([[1.0, NAN], [NAN, 0.0]], "aa", [1, -2], [0, 0], 0.0),
         (torch.zeros(0, 2), "", [1, -2], [0, 0], 0.0),
     ],
 )
-def test_shares_and_conflicts_by_hand(
-    rewards: Any, groups: str, weights: list[float], shares: list[float], conflicts: float
-) -> None:
+def test_shares_and_conflicts_by_hand(rewards, groups, weights, shares, conflicts):
     table = torch.as_tensor(rewards, dtype=torch.float64)
     keys = ["format", "length", "constant", "heavy"][: table.shape[1]]
     settings = EstimatorSettings(weights=weights, epsilon=0.0)
     found = contribution_metrics(decompose(table, groups, settings=settings), keys)
-    names = [*(f"gdpo/{key}/advantage_share" for key in keys), "gdpo/sign_conflicts"]
-    expected = dict(zip(names, [*shares, conflicts], strict=True))
+    names = [f"gdpo/{key}/advantage_share" for key in keys]
+    expected = dict(zip(names, shares, strict=True)) | {"gdpo/sign_conflicts": conflicts}
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_influence_and_noise_by_hand() -> None:
+def test_influence_and_noise_by_hand():
     # z in a: s and -s for f, 0 for l; in b both s and -s, with s² = 1/2. Unscored rows say nothing.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [NAN, NAN]])
     exact = EstimatorSettings(epsilon=0.0)
@@ -119,7 +112,7 @@ def test_influence_and_noise_by_hand() -> None:
         # Variances 2s² = 1 and 2·(2s)² = 4.
         "gdpo/noise_floor": pytest.approx(2.5, abs=1e-12),
     }
-    assert [value.weight for value in metrics.values()] == [4, 4, 2]  # type: ignore[attr-defined]
+    assert [value.weight for value in metrics.values()] == [4, 4, 2]
     # What GRPO makes of a sum in which f runs against a heavier l.
     grpo = decompose(torch.tensor(PULLING), "aabb", settings=exact)
     against = influence_metrics(grpo, grpo.grpo, ["f", "l"])
@@ -137,20 +130,18 @@ def test_influence_and_noise_by_hand() -> None:
     ("rewards", "groups", "failed", "expected"),
     [
         # Of a, b and c only b has one row; row 3 has no score, rows 1 and 2 have one of two.
-        pytest.param(
+        (
             [[1.0, 2.0], [NAN, 0.0], [1.0, NAN], [NAN, NAN], [0.0, 0.0]],
             ["a", "b", "a", "c", "c"],
             3,
             [1 / 3, 1 / 5, 3 / 8],
-            id="some",
         ),
-        pytest.param([[1.0, 1.0]] * 2, [0, 0], 0, [0.0, 0.0, 0.0], id="all"),
-        pytest.param([], [], 8, [0.0, 0.0, 1.0], id="no rows"),
+        ([[1.0, 1.0]] * 2, [0, 0], 0, [0.0, 0.0, 0.0]),
+        # No rows.
+        ([], [], 8, [0.0, 0.0, 1.0]),
     ],
 )
-def test_coverage_by_hand(
-    rewards: list[list[float]], groups: list[object], failed: int, expected: list[float]
-) -> None:
+def test_coverage_by_hand(rewards, groups, failed, expected):
     table = torch.tensor(rewards, dtype=torch.float64).reshape(-1, 2)
     names = ["gdpo/singleton_groups", "gdpo/unscored_rows", "gdpo/failed_sessions"]
     found = coverage_metrics(decompose(table, groups), failed)
@@ -160,24 +151,24 @@ def test_coverage_by_hand(
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        pytest.param([None, None], {}, id="no reward returns it"),
-        pytest.param([0, 0], {"share": 0.0}, id="all read"),
+        # No reward returns it.
+        ([None, None], {}),
+        # All read.
+        ([0, 0], {"share": 0.0}),
         # Of four rows with a code two have 4 and one has 1; the None is left out.
-        pytest.param(
-            [4, 0, None, 1, 4], {"share": 0.75, "code_4": 0.5, "code_1": 0.25}, id="two codes"
-        ),
+        ([4, 0, None, 1, 4], {"share": 0.75, "code_4": 0.5, "code_1": 0.25}),
     ],
 )
-def test_parse_errors_by_hand(codes: list[int | None], expected: dict[str, float]) -> None:
+def test_parse_errors_by_hand(codes, expected):
     expected = {f"gdpo/parse_error/{name}": share for name, share in expected.items()}
     assert parse_error_metrics(codes) == pytest.approx(expected)
 
 
-def phantom(rewards: Tensor, groups: list[int], **options: Any) -> dict[str, float]:
+def phantom(rewards, groups, **options):
     return outcome_metrics(decompose(rewards, groups, settings=EstimatorSettings(**options)), 0)
 
 
-def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
+def test_phantom_groups_are_those_that_train_without_an_outcome():
     # The outcome is the same in a (others vary), in b (nothing varies), and in d, alone; it varies
     # in c; in e it is scored for one of two.
     rewards = torch.tensor(
@@ -197,7 +188,7 @@ def test_phantom_groups_are_those_that_train_without_an_outcome() -> None:
     assert outcome_metrics(decompose(rewards, groups), None) == {}
 
 
-def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
+def test_a_variant_is_set_beside_gdpo_and_grpo():
     rewards = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]], dtype=torch.float64)
     counts = torch.ones(4)
     conflicts = find_variant("gd2po").with_settings({"hard": True})
@@ -217,19 +208,21 @@ def test_a_variant_is_set_beside_gdpo_and_grpo() -> None:
     ("advantages", "groups", "expected"),
     [
         # Three in the first, one in the second.
-        pytest.param([1.0, 0.0, 2.0, 0.0, 3.0, 0.0], [7, 3, 7, 3, 7, 3], 2.0, id="interleaved"),
-        pytest.param([1.0, 1.0 + 1e-5, 2.0], [0, 0, 0], 2.0, id="1e-5 is noise"),
+        ([1.0, 0.0, 2.0, 0.0, 3.0, 0.0], [7, 3, 7, 3, 7, 3], 2.0),
+        # 1e-5 is noise.
+        ([1.0, 1.0 + 1e-5, 2.0], [0, 0, 0], 2.0),
         # As report and explorer have it (tests/lab/test_distinct.py).
-        pytest.param([0.0, 0.9e-4, 1.8e-4], [0, 0, 0], 1.0, id="from neighbour to neighbour"),
-        pytest.param([1.0, 1.0 + 1e-3, 2.0], [0, 0, 0], 3.0, id="1e-3 is a difference"),
-        pytest.param([1.0, NAN, 2.0, NAN], [0, 0, 0, 1], 2.0, id="unscored rows are left out"),
-        pytest.param([NAN, NAN], [0, 0], 0.0, id="nothing scored"),
-        pytest.param([], [], 0.0, id="nothing"),
+        ([0.0, 0.9e-4, 1.8e-4], [0, 0, 0], 1.0),
+        # 1e-3 is a difference.
+        ([1.0, 1.0 + 1e-3, 2.0], [0, 0, 0], 3.0),
+        # Unscored rows are left out.
+        ([1.0, NAN, 2.0, NAN], [0, 0, 0, 1], 2.0),
+        # Nothing scored.
+        ([NAN, NAN], [0, 0], 0.0),
+        ([], [], 0.0),
     ],
 )
-def test_distinct_advantages_by_hand(
-    advantages: list[float], groups: list[object], expected: float
-) -> None:
+def test_distinct_advantages_by_hand(advantages, groups, expected):
     found = distinct_advantages(torch.tensor(advantages, dtype=torch.float64), groups)
     assert found == expected
 
@@ -239,21 +232,15 @@ def test_distinct_advantages_by_hand(
     [
         # Each row earns one of two rewards, or none. GRPO sees sums 1, 1, 1, 0: two advantages.
         # GDPO sees z1 = 1.5, -0.5, -0.5, -0.5 and z2 = (-1, 1, 1, -1)·0.866: three.
-        pytest.param([[1, 0], [0, 1], [0, 1], [0, 0]], {}, 3, 2, id="collapse"),
+        ([[1, 0], [0, 1], [0, 1], [0, 0]], {}, 3, 2),
         # z2 = -z1 but for the epsilons: nothing is left to tell apart. The sums ±3 + (0 or 1)
         # are -2 and 3, which GRPO does tell apart.
-        pytest.param([[3, 0], [-3, 1]] * 2, {"weights": [1e6, 1e6]}, 1, 2, id="cancelling"),
-        pytest.param(
-            [[0, 1], [1, 1], [0, 0], [2, 1]],
-            {"weights": [1e-3, 1e-3], "scale": False},
-            *(4, 4),
-            id="without deviations the unit of the weights does not matter",
-        ),
+        ([[3, 0], [-3, 1]] * 2, {"weights": [1e6, 1e6]}, 1, 2),
+        # Without deviations the unit of the weights does not matter.
+        ([[0, 1], [1, 1], [0, 0], [2, 1]], {"weights": [1e-3, 1e-3], "scale": False}, 4, 4),
     ],
 )
-def test_collapse_is_grpos_count_below_gdpos(
-    rewards: list[list[float]], options: dict[str, Any], gdpo: float, grpo: float
-) -> None:
+def test_collapse_is_grpos_count_below_gdpos(rewards, options, gdpo, grpo):
     table = torch.tensor(rewards, dtype=torch.float64)
     settings = EstimatorSettings(**options)
     found = collapse_metrics(decompose(table, [0] * len(rewards), settings=settings))

@@ -1,11 +1,8 @@
 """The lines for other trainers run on objects with the attributes that those trainers have."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace as Object
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +19,11 @@ BY_TOKENS = advantages_of(DICTS, [0, 0, 1, 1], TOKENS)
 
 
 @pytest.fixture(scope="module")
-def page() -> dict[str, Any]:
+def page():
     """Names of the page's functions, from all blocks of code that define one."""
-    names: dict[str, Any] = {"advantages_of": advantages_of, "np": np, "torch": torch}
+    names = {"advantages_of": advantages_of, "np": np, "torch": torch}
     names["register_rllm_adv_estimator"] = lambda name: lambda function: function
-    found: dict[str, Any] = {}
+    found = {}
     for block in re.findall(r"```python\n((?:@[^\n]*\n)?def .*?)```", PAGE, flags=re.DOTALL):
         exec(block, names)
         name = re.search(r"def (\w+)\((\w+)", block)
@@ -35,7 +32,7 @@ def page() -> dict[str, Any]:
     return found
 
 
-def test_rllm(page: dict[str, Any]) -> None:
+def test_rllm(page):
     trajectories = [Object(signals=signals) for signals in DICTS]
     groups = [Object(trajectories=trajectories[:2]), Object(trajectories=trajectories[2:])]
     found, _ = page["gdpo of rewards"]([], None, traj_groups=groups)
@@ -43,7 +40,7 @@ def test_rllm(page: dict[str, Any]) -> None:
     assert np.concatenate(found).tolist() == ALIKE
 
 
-def test_slime_and_miles(page: dict[str, Any]) -> None:
+def test_slime_and_miles(page):
     args = Object(reward_key="sum")
     samples = [
         Object(
@@ -58,22 +55,25 @@ def test_slime_and_miles(page: dict[str, Any]) -> None:
     assert page["gdpo of args"](args, samples) == ([1.0, 0.0, 2.0, 0.0], BY_TOKENS)
 
 
-def test_nemo_rl(page: dict[str, Any]) -> None:
+def test_nemo_rl(page):
     prompts = torch.tensor([[5, 6], [5, 6], [5, 7], [5, 7]])
-    batch = {f"reward/{key}": torch.tensor([row[key] for row in DICTS]) for key in "ab"}
+    batch = {
+        "reward/a": torch.tensor([row["a"] for row in DICTS]),
+        "reward/b": torch.tensor([row["b"] for row in DICTS]),
+    }
     mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
     found = page["compute_advantage of self"](None, prompts, None, mask, batch | {"other": 0})
     torch.testing.assert_close(found, torch.tensor(BY_TOKENS)[:, None] * mask)
 
 
-def test_tinker_cookbook(page: dict[str, Any]) -> None:
+def test_tinker_cookbook(page):
     groups = [Object(metrics_G=DICTS[:2]), Object(metrics_G=DICTS[2:])]
     found = page["compute_advantages of trajectory_groups_P"](groups)
     torch.testing.assert_close(torch.stack(found), torch.tensor(ALIKE).view(2, 2))
 
 
-def test_verifiers(page: dict[str, Any]) -> None:
-    def trace(rewards: dict[str, float], tokens: int) -> Object:
+def test_verifiers(page):
+    def trace(rewards, tokens):
         node = Object(mask=[False] + [True] * tokens, advantages=None)
         return Object(rewards={n: Object(score=v) for n, v in rewards.items()}, nodes=[node])
 

@@ -1,10 +1,7 @@
 """Credit by turn: the gradient by enumeration, entries by hand, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import Any
 
 import pytest
 
@@ -20,16 +17,15 @@ CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
 WAYS = ((0,), (1, 0), (1, 1))
 
 
-def trajectory(way: tuple[int, ...], stop: tuple[float, float], go: float) -> list[float]:
+def trajectory(way, stop, go):
     """The rewards of its turns: going on pays 0, then `go`; stopping pays what its turn says."""
     return [(0.0, go)[turn] if on else stop[turn] for turn, on in enumerate(way)]
 
 
-def expected_gradient(
-    stop: tuple[float, float], go: float, p: float, size: int, credit: Any
-) -> list[float]:
+def expected_gradient(stop, go, p, size, credit):
     """The expected policy gradient of the two turns' logits, over all groups of this size."""
-    chance = {way: math.prod(p if on else 1 - p for on in way) for way in WAYS}
+    # Stopping has the chance 1 - p, and going on has p.
+    chance = dict(zip(WAYS, (1 - p, p * (1 - p), p * p), strict=True))
     total = [0.0, 0.0]
     for group in itertools.product(WAYS, repeat=size):
         advantages = credit([trajectory(way, stop, go) for way in group])
@@ -40,27 +36,30 @@ def expected_gradient(
     return total
 
 
-def true_gradient(stop: tuple[float, float], go: float, p: float) -> list[float]:
+def true_gradient(stop, go, p):
     """d/d logit of E[reward]: p (1 - p), going on against stopping, and reaching the turn."""
     second = p * go + (1 - p) * stop[1]
     return [p * (1 - p) * (second - stop[0]), p * p * (1 - p) * (go - stop[1])]
 
 
-def ours(rewards: list[list[float]]) -> list[list[float]]:
+def ours(rewards):
     return advantages_of([{"r": each} for each in rewards], [0] * len(rewards), config=CENTRED)
 
 
-def sum_of_indices(rewards: list[list[float]]) -> list[list[float]]:
+def sum_of_indices(rewards):
     """The biased way: centred at each index, and summed over the turns that are left."""
     means = []
     for turn in range(2):
         values = [each[turn] for each in rewards if len(each) > turn]
         means.append(sum(values) / len(values) if values else 0.0)
-    centred = [[r - means[turn] for turn, r in enumerate(each)] for each in rewards]
-    return [[sum(each[turn:]) for turn in range(len(each))] for each in centred]
+    found = []
+    for each in rewards:
+        centred = [reward - mean for reward, mean in zip(each, means, strict=False)]
+        found.append([sum(centred[turn:]) for turn in range(len(each))])
+    return found
 
 
-def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor() -> None:
+def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor():
     found = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, ours)
     assert true_gradient((0.6, 1.0), 1.0, 0.5)[0] == pytest.approx(0.1)
     assert found[0] == pytest.approx(0.1 * 2 / 3)  # 1 - 1/n: all three reach turn 1
@@ -71,9 +70,7 @@ def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor() 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("stop", [(0.6, 1.0), (0.0, 2.0), (1.5, -1.0), (0.3, 0.3)])
-def test_each_turns_gradient_has_the_true_sign(
-    stop: tuple[float, float], size: int, p: float
-) -> None:
+def test_each_turns_gradient_has_the_true_sign(stop, size, p):
     found = expected_gradient(stop, 1.0, p, size, ours)
     true = true_gradient(stop, 1.0, p)
     assert found[0] == pytest.approx(true[0] * (1 - 1 / size))
@@ -83,7 +80,7 @@ def test_each_turns_gradient_has_the_true_sign(
     assert found[1] == pytest.approx(true[1] * factor)
 
 
-def z(values: list[float]) -> list[float]:
+def z(values):
     """Normalised by the mean and the unbiased deviation, as numbers on paper."""
     mean = sum(values) / len(values)
     std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
@@ -96,35 +93,35 @@ RIGHT = [1, 0, 0]
 UNIT = {"gdpo": {"whiten": "none"}}
 
 
-def of(config: dict[str, Any] = UNIT, tokens: Any = None, calls: Any = CALLS) -> Any:
+def of(config=UNIT, tokens=None, calls=CALLS):
     rewards = [{"calls": c, "right": r} for c, r in zip(calls, RIGHT, strict=True)]
     return advantages_of(rewards, ["a"] * 3, tokens, config=config)
 
 
-def flat(lists: Any) -> list[float]:
+def flat(lists):
     return [value for each in lists for value in each]
 
 
-def with_right(calls: list[list[float]]) -> list[float]:
+def with_right(calls, factor=1.0):
     """Normalised calls of each turn and the normalised `right` of its response."""
     pairs = zip(calls, z(RIGHT), strict=True)
-    return [call + right for each, right in pairs for call in each]
+    return [call + factor * right for each, right in pairs for call in each]
 
 
-def test_credit_of_the_answer_is_that_of_its_sum() -> None:
+def test_credit_of_the_answer_is_that_of_its_sum():
     settings = {"gdpo": {"credit": "answer"}}
     sums = [{"calls": sum(c), "right": r} for c, r in zip(CALLS, RIGHT, strict=True)]
     tokens = [[2, 3], [1, 4, 2], [5]]
     assert of(settings, tokens) == advantages_of(sums, ["a"] * 3, [5, 7, 5])
 
 
-def test_a_list_of_one_turn_is_an_ordinary_component() -> None:
+def test_a_list_of_one_turn_is_an_ordinary_component():
     found = of(calls=[[1], [0], [2]])
     plain = of(calls=[1, 0, 2])
     assert flat(found) == pytest.approx(plain)
 
 
-def test_turns_that_are_not_scored_add_nothing() -> None:
+def test_turns_that_are_not_scored_add_nothing():
     # To go: 1 1 | None None None | 1; at turn 1 (1, 1), which does not vary.
     hand = with_right([[0, 0], [0, 0, 0], [0]])
     found = of(calls=[[None, 1], [None, None, float("nan")], [1]])
@@ -134,7 +131,7 @@ def test_turns_that_are_not_scored_add_nothing() -> None:
     assert flat(found) == pytest.approx(hand)
 
 
-def test_conditions_and_gates_look_at_the_sum() -> None:
+def test_conditions_and_gates_look_at_the_sum():
     condition = {"calls": {"on": "right", "at_least": 1.0}}
     found = of({"gdpo": {"whiten": "none", "conditions": condition}})
     # Only the first is right; to go 1 0 | 0 0 0 | 0.
@@ -145,15 +142,14 @@ def test_conditions_and_gates_look_at_the_sum() -> None:
     condition = {"right": {"on": "calls", "at_least": 2.0}}
     only = of({"gdpo": {"whiten": "none", "conditions": condition}})
     # Only the second's sum reaches 2, and it is not right: right is 0 for all.
-    hand = [[a - r for a in each] for each, r in zip(of(), z(RIGHT), strict=True)]
-    assert flat(only) == pytest.approx(flat(hand))
+    assert flat(only) == pytest.approx(with_right(of(), -1.0))
     # The gate closes a group whose sums are the same, although its turns differ.
     same = [[1, 0], [0, 1, 0], [1]]
     assert flat(of({"gdpo": {"gate": {"on": "calls"}}}, calls=same)) == [0.0] * 6
     assert any(flat(of({}, calls=same)))
 
 
-def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
+def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition():
     condition = {"calls": {"on": "right", "at_least": 0.0}}
     calls = [[1, -1], [0, 1, 1], [1]]
     settings = {"gdpo": {"whiten": "none", "conditions": condition}}
@@ -173,12 +169,12 @@ def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition() -> None:
         ({"gdpo": {"variant": "dvao"}}, None, CALLS, r"gdpo\.variant: 'dvao' uses"),
     ],
 )
-def test_what_cannot_be_is_refused(config: Any, tokens: Any, calls: Any, found: str) -> None:
+def test_what_cannot_be_is_refused(config, tokens, calls, found):
     with pytest.raises(ValueError, match=found):
         of(config, tokens, calls)
 
 
-def test_only_variants_that_read_z_alone_take_turns() -> None:
+def test_only_variants_that_read_z_alone_take_turns():
     taken = [name for name, variant in VARIANTS.items() if variant.reads_only_z]
     assert taken == ["gdpo", "mo_grpo", "rvpo", "mgda"]
     for name in taken:
@@ -187,7 +183,7 @@ def test_only_variants_that_read_z_alone_take_turns() -> None:
 
 
 @pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)
-def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns: Any) -> None:
+def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns):
     objective = GdpoConfig().resolve([Component("calls", by_turn=True)])
     written = with_numbers({"calls": turns, "note": "kept"}, objective)
     assert written["calls"] == (sum(each or 0 for each in turns) if turns and any(turns) else None)
@@ -196,9 +192,9 @@ def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns: Any) -> No
     assert (None if read is None else as_written(read)) == turns
 
 
-def test_a_declaration_by_turn() -> None:
+def test_a_declaration_by_turn():
     @declares("right", Component("calls", 0, 1), by_turn=("calls", "more"))
-    def reward() -> None:
+    def reward():
         """Of nothing."""
 
     declared = declared_components(reward)

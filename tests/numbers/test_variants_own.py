@@ -1,7 +1,5 @@
 """A variant that is a function of one's own: the page's ten lines, and broken ones."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ from gdpo_verl.advantage import decompose, find_variant, validate_variant
 
 
 @pytest.fixture
-def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def my_module(tmp_path, monkeypatch):
     """The ten lines of docs/choose_variant.md as a module that can be imported."""
     page = (Path(__file__).parents[2] / "docs/choose_variant.md").read_text(encoding="utf-8")
     found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
@@ -24,7 +22,7 @@ def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my_module.py"
 
 
-def test_the_page_s_ten_lines_are_a_variant(my_module: Path) -> None:
+def test_the_page_s_ten_lines_are_a_variant(my_module):
     assert len(my_module.read_text().splitlines()) <= 10
     address = "pkg://my_module:my_variant"
     found = advantages(EXAMPLE, variant=address, more=0.5, whiten="none")
@@ -34,9 +32,7 @@ def test_the_page_s_ten_lines_are_a_variant(my_module: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "./", "{}/"])
-def test_a_file_in_the_working_directory_or_elsewhere_has_a_variant(
-    folder: str, my_module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_the_working_directory_or_elsewhere_has_a_variant(folder, my_module, monkeypatch):
     monkeypatch.chdir(my_module.parent)
     address = f"{folder.format(my_module.parent)}my_module.py:my_variant"
     variant = find_variant(address)
@@ -112,16 +108,14 @@ def works_on_a_copy(d):
         ("writes_with_numpy", "modifies terms"),
     ],
 )
-def test_a_broken_function_is_refused_with_the_key(
-    function: str, message: str, my_module: Path
-) -> None:
+def test_a_broken_function_is_refused_with_the_key(function, message, my_module):
     my_module.write_text(BROKEN)
     variant = find_variant(f"pkg://my_module:{function}", "algorithm.gdpo.variant")
     with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.variant: '{function}'.*{message}"):
         validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
 
 
-def test_a_function_may_modify_a_copy(my_module: Path) -> None:
+def test_a_function_may_modify_a_copy(my_module):
     my_module.write_text(BROKEN)
     variant = find_variant("pkg://my_module:works_on_a_copy")
     validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
@@ -141,9 +135,7 @@ def test_a_function_may_modify_a_copy(my_module: Path) -> None:
         ("my_module:my_variant", "expected one of .* or FILE.py:function"),
     ],
 )
-def test_an_address_without_a_function_is_refused(
-    address: str, message: str, my_module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_without_a_function_is_refused(address, message, my_module, monkeypatch):
     monkeypatch.chdir(my_module.parent)
     with pytest.raises(ValueError, match=f"^algorithm.gdpo.variant: .*{message}"):
         find_variant(address, "algorithm.gdpo.variant")

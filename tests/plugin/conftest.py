@@ -1,6 +1,4 @@
 """What runs inside verl: no hub, a patient Ray, a queue."""
 
-from __future__ import annotations
-
 from trainings import no_hub as no_hub
 from trainings import queue as queue

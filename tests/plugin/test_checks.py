@@ -1,7 +1,5 @@
 """The one list of checks, and the page that explains what they reject."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from gdpo_verl.plugin.checks.checks import CHECKS, Moment, Run, check_run
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
-def test_the_settings_page_explains_every_check_in_the_order_of_the_list() -> None:
+def test_the_settings_page_explains_every_check_in_the_order_of_the_list():
     section = PAGE.read_text(encoding="utf-8").split("\n## Rejected\n")[1].split("\n## ")[0]
     found = []
     for part in section.split("\n### ")[1:]:
@@ -24,7 +22,7 @@ def test_the_settings_page_explains_every_check_in_the_order_of_the_list() -> No
     assert list(CHECKS) == list(Moment)
 
 
-def test_a_verl_that_does_not_fit_rejects_gdpo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verl_that_does_not_fit_rejects_gdpo_alone(monkeypatch):
     monkeypatch.setattr(contract, "first_violation", lambda: "verl lacks something")
     wrong = {"conditoins": {}}
     with pytest.raises(ValueError, match=r"^algorithm\.adv_estimator=gdpo: verl lacks something$"):
@@ -32,7 +30,7 @@ def test_a_verl_that_does_not_fit_rejects_gdpo_alone(monkeypatch: pytest.MonkeyP
     check_run(Run(recipe("grpo", **wrong)), Moment.KEYS)
 
 
-def test_the_checks_of_other_moments_are_left_out() -> None:
+def test_the_checks_of_other_moments_are_left_out():
     config = recipe()
     config.actor_rollout_ref.rollout.n = 1
     check_run(Run(config), Moment.KEYS)

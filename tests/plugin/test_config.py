@@ -1,10 +1,6 @@
 """The settings: what is read, what is refused by its full name, what a reward must return."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ LENGTH = Component("length", 0, 1, optional=True)
 BOTH = [FORMAT, CORRECTNESS]
 
 # As verl's own node has it, gdpo's keys among many others.
-FULL: dict[str, Any] = {
+FULL = {
     "adv_estimator": "gdpo",
     "gamma": 1.0,
     "gdpo_reward_keys": ["correctness", "format"],
@@ -35,8 +31,8 @@ FULL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", [dict, OmegaConf.create], ids=["dict", "omegaconf"])
-def test_every_key_is_read(kind: Callable[[Any], Mapping[str, Any]]) -> None:
+@pytest.mark.parametrize("kind", [dict, OmegaConf.create])
+def test_every_key_is_read(kind):
     assert GdpoConfig.from_algorithm(kind(FULL)) == GdpoConfig(
         reward_keys=("correctness", "format"),
         reward_weights={"correctness": 1.0, "format": 0.5},
@@ -53,9 +49,8 @@ def test_every_key_is_read(kind: Callable[[Any], Mapping[str, Any]]) -> None:
         {"adv_estimator": "gdpo", "gamma": 0.5, "gdpo_reward_keys": None, "gdpo": None},
         OmegaConf.create({"gdpo_reward_weights": None, "gdpo": {"conditions": None}}),
     ],
-    ids=["empty", "null", "omegaconf null"],
 )
-def test_what_is_not_given_has_the_documented_default(algorithm: Mapping[str, Any]) -> None:
+def test_what_is_not_given_has_the_documented_default(algorithm):
     found = GdpoConfig.from_algorithm(algorithm)
     assert found == GdpoConfig(
         None, None, {}, True, "gdpo", {}, None, {}, {}, EstimatorSettings(epsilon=1e-6)
@@ -63,14 +58,15 @@ def test_what_is_not_given_has_the_documented_default(algorithm: Mapping[str, An
 
 
 KEYS, WEIGHTS = "gdpo_reward_keys", "gdpo_reward_weights"
+TURNED = f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}"
 
 
-def read(text: str) -> GdpoConfig:
+def read(text):
     """The settings of an `algorithm` section as a recipe writes it."""
     return GdpoConfig.from_algorithm(OmegaConf.create(text))
 
 
-def test_what_yaml_makes_of_a_key_or_a_value_is_undone() -> None:
+def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
     # YAML 1.1 takes an unquoted on for true.
     for key in ("on", "'on'"):
         config = read(f"gdpo: {{conditions: {{length: {{{key}: correctness, at_least: 1.0}}}}}}")
@@ -78,37 +74,35 @@ def test_what_yaml_makes_of_a_key_or_a_value_is_undone() -> None:
     assert read(f"{{keys: [a, b], {KEYS}: '${{keys}}'}}").reward_keys == ("a", "b")
 
 
-@pytest.mark.parametrize("keys", ["null", "[format, correctness]"], ids=["declared", "named"])
-@pytest.mark.parametrize("weight", [0.5, 0, -1.0], ids=str)
-def test_a_weight_by_name_needs_no_keys_and_may_switch_off_or_turn_round(
-    keys: str, weight: float
-) -> None:
-    objective = read(f"{{{KEYS}: {keys}, {WEIGHTS}: {{format: {weight}}}}}").resolve(BOTH)
-    assert (objective.keys, objective.weights) == (("format", "correctness"), (weight, 1.0))
-
-
 @pytest.mark.parametrize("returned", [None, ["score", "parse_error", "correctness", "format"]])
-def test_the_declared_components_are_the_default_whatever_else_is_returned(
-    returned: list[str] | None,
-) -> None:
-    objective = GdpoConfig().resolve([FORMAT, CORRECTNESS, LENGTH], returned)
-    assert objective.keys == ("format", "correctness", "length")
-    assert objective.weights == (1.0, 1.0, 1.0)
-    assert objective.optional == {"length"}  # which need not be returned
+@pytest.mark.parametrize(
+    ("settings", "declared", "expected"),
+    [
+        # What is declared, whatever else is returned, and although the optional one is not.
+        ("{}", [*BOTH, LENGTH], {"format": 1.0, "correctness": 1.0, "length": 1.0}),
+        # A weight by name needs no keys, and may switch off or turn round.
+        (f"{WEIGHTS}: {{format: 0.5}}", BOTH, {"format": 0.5, "correctness": 1.0}),
+        (f"{WEIGHTS}: {{format: 0}}", BOTH, {"format": 0.0, "correctness": 1.0}),
+        (
+            f"{{{KEYS}: [format, correctness], {WEIGHTS}: {{format: -1.0}}}}",
+            BOTH,
+            {"format": -1.0, "correctness": 1.0},
+        ),
+        # Named components give the order, and a list of weights follows it.
+        (TURNED, [FORMAT, LENGTH, CORRECTNESS], {"correctness": 2.0, "format": -1e300}),
+        (TURNED, [], {"correctness": 2.0, "format": -1e300}),
+    ],
+)
+def test_components_are_those_named_or_declared_with_their_weights(
+    settings, declared, expected, returned
+):
+    objective = read(settings).resolve(declared, returned)
+    assert objective.keys == tuple(expected)
+    assert objective.weights == tuple(expected.values())
+    assert objective.optional == {part.name for part in declared if part.optional}
 
 
-@pytest.mark.parametrize("declared", [[FORMAT, LENGTH, CORRECTNESS], []], ids=["declared", "not"])
-def test_named_components_give_the_order_and_their_weights_follow_it(
-    declared: list[Component],
-) -> None:
-    config = read(f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}")
-    for returned in (None, ["score", "format", "correctness"]):
-        objective = config.resolve(declared, returned)
-        assert objective.keys == ("correctness", "format")
-        assert objective.weights == (2.0, -1e300)
-
-
-def test_neither_declared_nor_named_is_refused_with_what_was_returned() -> None:
+def test_neither_declared_nor_named_is_refused_with_what_was_returned():
     with pytest.raises(ValueError, match=rf"^algorithm\.{KEYS}: the reward declares no comp"):
         GdpoConfig().resolve([])
     with pytest.raises(ValueError, match=r"although it returns \['score', 'format'\]"):
@@ -122,7 +116,7 @@ DECLARED = (CORRECTNESS, Component("length", 0, 1))
 RAMP = "{from: 0.0, to: 1.0, steps: 200}"
 
 
-def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
+def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read():
     found = read(
         "gdpo: {variant: dara, dara: {w_max: 3, symmetric: true}, "
         "gate: {on: correctness, when: failed}, "
@@ -140,15 +134,15 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        pytest.param(-3, 3, {"r": (-3.0, 3.0)}, id="finite"),
-        pytest.param(None, 1.0, {}, id="no lower end"),
-        pytest.param(1, np.int64(2), {"r": (1.0, 2.0)}, id="of numpy"),
-        pytest.param(1.0, 1.0, {}, id="a point"),
+        (-3, 3, {"r": (-3.0, 3.0)}),
+        # No lower end.
+        (None, 1.0, {}),
+        # Of numpy.
+        (1, np.int64(2), {"r": (1.0, 2.0)}),
+        (1.0, 1.0, {}),
     ],
 )
-def test_only_declared_finite_ranges_are_carried(
-    low: float | None, high: float | None, expected: dict[str, tuple[float, float]]
-) -> None:
+def test_only_declared_finite_ranges_are_carried(low, high, expected):
     declared = [Component("r", low, high), Component("unused", 0, 1)]
     assert read(f"{{{KEYS}: [r, named]}}").resolve(declared).ranges == expected
 
@@ -161,15 +155,14 @@ def test_only_declared_finite_ranges_are_carried(
         ("{from: 0.0, to: 1.0, steps: 200, shape: cosine}", [0.0, 0.1464466, 1.0, 1.0]),
         ("{steps: [10, 50, 200], weights: [2.0, 1.0, -1.0]}", [2.0, 1.0, -1.0, -1.0]),
     ],
-    ids=["linear", "cosine", "list"],
 )
-def test_a_schedule_is_a_function_of_the_global_step(schedule: str, expected: list[float]) -> None:
+def test_a_schedule_is_a_function_of_the_global_step(schedule, expected):
     objective = read(f"gdpo: {{schedule: {{length: {schedule}}}}}").resolve(DECLARED)
     found = [objective.weights_at(step)[1] for step in (0, 50, 200, 1000)]
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-def test_the_outcome_is_the_gate_s_else_the_conditions_else_a_usual_name() -> None:
+def test_the_outcome_is_the_gate_s_else_the_conditions_else_a_usual_name():
     declared = [Component("solved"), Component("length"), CORRECTNESS]
     condition = {"length": {"on": "solved", "at_least": 1.0}}
     assert GdpoConfig().resolve(declared).outcome_column == 2
@@ -227,6 +220,7 @@ REFUSED = [
     (KEYS, "[1]", ": expected distinct"),
     (KEYS, "[a, a]", ": expected distinct"),
     (KEYS, "[a, score]", ": .*'score'"),
+    (KEYS, "[a, output]", ": 'output' cannot be the name of a component"),
     (WEIGHTS, "[2]", rf": a list of weights needs algorithm\.{KEYS}"),
     (WEIGHTS, "'2'", ": expected a list or"),
     (WEIGHTS, f"{{length: 1{'0' * 400}}}", ": expected finite numbers, found 1000"),
@@ -271,10 +265,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"), REFUSED, ids=[f"{key}: {value[:50]}" for key, value, _ in REFUSED]
-)
-def test_a_bad_setting_is_refused_with_its_full_key(key: str, value: str, message: str) -> None:
+@pytest.mark.parametrize(("key", "value", "message"), REFUSED)
+def test_a_bad_setting_is_refused_with_its_full_key(key, value, message):
     for part in reversed(key.split(".")):
         value = f"{{{part}: {value}}}"
     with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
@@ -292,11 +284,11 @@ def test_a_bad_setting_is_refused_with_its_full_key(key: str, value: str, messag
         f"gdpo: {{variant: dara}}, {WEIGHTS}: {NEGATIVE}",
     ],
 )
-def test_what_is_nearly_refused_is_taken(settings: str) -> None:
+def test_what_is_nearly_refused_is_taken(settings):
     read(f"{{{settings}}}").resolve(DECLARED)
 
 
-def test_a_component_that_the_reward_does_not_return_is_refused() -> None:
+def test_a_component_that_the_reward_does_not_return_is_refused():
     both = ["score", "format"]
     with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_keys: 'formt' is .* Did you"):
         read(f"{KEYS}: [formt]").resolve([], both)
@@ -304,7 +296,7 @@ def test_a_component_that_the_reward_does_not_return_is_refused() -> None:
         GdpoConfig().resolve(BOTH, both)
 
 
-def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
+def test_what_a_schedule_or_a_variant_cannot_have_is_refused():
     scheduled = f"schedule: {{length: {RAMP}}}"
     with pytest.raises(
         ValueError, match=r"weights: the variant 'rvpo' is not defined with different weights"
@@ -317,7 +309,7 @@ def test_what_a_schedule_or_a_variant_cannot_have_is_refused() -> None:
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
 
 
-def test_targets_are_given_by_name() -> None:
+def test_targets_are_given_by_name():
     found = read("gdpo: {variant: sa_mrpo, sa_mrpo: {targets: {length: 0.9}}}").resolve(DECLARED)
     assert found.settings_at(1).variant.settings["targets"] == [None, 0.9]
     bad = {
@@ -332,7 +324,7 @@ def test_targets_are_given_by_name() -> None:
             read(f"gdpo: {{variant: sa_mrpo, sa_mrpo: {settings}}}").resolve(DECLARED)
 
 
-def test_a_condition_on_a_penalty_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_condition_on_a_penalty_is_warned_of(caplog):
     conditions = {"length": {"on": "format", "at_least": 1}}
     config = GdpoConfig.from_algorithm({"gdpo": {"conditions": conditions}})
     config.resolve([FORMAT, Component("length", -1, 1)])

@@ -1,7 +1,5 @@
 """The table of what we use of verl: the installed one keeps it, and one that does not is named."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from importlib.util import find_spec
@@ -22,7 +20,7 @@ BASE, BUFFER = "trainer/ppo/v1/trainer_base.py", "trainer/ppo/v1/replay_buffer.p
 ALGOS = "trainer/ppo/core_algos.py"
 
 
-def test_installed_verl_keeps_the_contract() -> None:
+def test_installed_verl_keeps_the_contract():
     assert first_violation() is None
 
 
@@ -45,9 +43,7 @@ def test_installed_verl_keeps_the_contract() -> None:
         (ALGOS, "ADV_ESTIMATOR_REGISTRY", "ESTIMATORS", "ADV_ESTIMATOR_REGISTRY is not there"),
     ],
 )
-def test_what_does_not_fit_is_named(
-    tmp_path: Path, file: str, old: str, new: str, problem: str
-) -> None:
+def test_what_does_not_fit_is_named(tmp_path, file, old, new, problem):
     root = tmp_path / "verl"
     for module in CONTRACT:
         path = Path(*module.split(".")).with_suffix(".py")
@@ -61,25 +57,25 @@ def test_what_does_not_fit_is_named(
 
 
 @pytest.mark.parametrize("package", contract.WRITTEN)
-def test_installed_packages_write_what_is_read_from_logs_and_file_names(package: str) -> None:
+def test_installed_packages_write_what_is_read_from_logs_and_file_names(package):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     assert violations(source_of(package), contract.WRITTEN[package]) == []
 
 
-def test_text_that_is_no_longer_written_is_named() -> None:
+def test_text_that_is_no_longer_written_is_named():
     steps = {"trainer.ppo.v1.trainer_base": [Dependency("PPOTrainer.fit", writes=["Step 1 of "])]}
     (problem,) = violations(VERL, steps)
     assert problem.endswith("PPOTrainer.fit does not write 'Step 1 of '")
 
 
-def test_what_is_read_from_logs_and_file_names_is_in_the_contract() -> None:
-    dependencies: list[Dependency] = []
+def test_what_is_read_from_logs_and_file_names_is_in_the_contract():
+    dependencies = []
     for modules in contract.WRITTEN.values():
         for listed in modules.values():
             dependencies += listed
-    written: set[str] = set()
-    names: set[str] = set()
+    written = set()
+    names = set()
     for dependency in dependencies:
         written.update(dependency.writes)
         names.update((dependency.name, *dependency.reads.split()))
@@ -98,7 +94,7 @@ def test_what_is_read_from_logs_and_file_names_is_in_the_contract() -> None:
     assert set(fields) <= written
 
 
-def test_module_that_is_gone_is_named() -> None:
+def test_module_that_is_gone_is_named():
     contract_of_v9 = {"trainer.ppo.v9": [Dependency("fit")]}
     assert violations(VERL, contract_of_v9) == ["verl.trainer.ppo.v9.fit is not there"]
     assert violations(VERL, contract_of_v9, ["trainer.ppo.v9"]) == []
@@ -108,9 +104,7 @@ def test_module_that_is_gone_is_named() -> None:
     "line",
     ["from verl.here.moved import compute as advantage", "from .moved import compute as advantage"],
 )
-def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
-    tmp_path: Path, line: str
-) -> None:
+def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(tmp_path, line):
     package = tmp_path / "verl/here"
     package.mkdir(parents=True)
     (package / "before.py").write_text(f"{line}\n")
@@ -120,7 +114,7 @@ def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(
     assert not violations(tmp_path / "verl", {"here.before": [Dependency("advantage", "data ...")]})
 
 
-def test_every_function_that_is_wrapped_is_in_the_contract() -> None:
+def test_every_function_that_is_wrapped_is_in_the_contract():
     wrapped = {
         name
         for path in (PACKAGE / "plugin").rglob("*.py")
@@ -155,8 +149,8 @@ print("@" + json.dumps({
 
 
 def test_verl_that_does_not_fit_gets_an_estimator_that_explains_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
     base = tmp_path / "verl" / BASE
     base.write_text(base.read_text().replace("def _save_checkpoint(", "def _save("))

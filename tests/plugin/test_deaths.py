@@ -1,7 +1,5 @@
 """Deaths of processes, told from Ray's and torch's own words."""
 
-from __future__ import annotations
-
 from textwrap import indent
 
 import pytest
@@ -28,7 +26,7 @@ DEATH_OF_A_REWARD_WORKER = indent(
 )
 
 
-def test_first_death_in_a_log_is_named_and_what_follows_it_is_not() -> None:
+def test_first_death_in_a_log_is_named_and_what_follows_it_is_not():
     killed = "on 192.0.2.2), its process was killed or crashed"
     assert describe_log(DEATH_OF_THE_TRAINER + DEATH_OF_A_REWARD_WORKER) == (
         f"a reward worker died: reward_loop_worker_0 (pid 30228 {killed}"
@@ -51,7 +49,7 @@ def test_first_death_in_a_log_is_named_and_what_follows_it_is_not() -> None:
         ("its worker process has died. Worker exit type: INTENDED_SYSTEM_EXIT", None),
     ],
 )
-def test_cause_of_a_death_is_ray_s(cause: str, words: str | None) -> None:
+def test_cause_of_a_death_is_ray_s(cause, words):
     block = f"\tclass_name: WorkerDict\n\tactor_id: ad\n\tip: 10.0.0.3\n{cause}"
     worker = "a training worker (FSDP or Megatron) died: WorkerDict on 10.0.0.3"
     said = words and f"{worker}, {words}"
@@ -59,13 +57,13 @@ def test_cause_of_a_death_is_ray_s(cause: str, words: str | None) -> None:
     assert describe_log(f"{block}\nValueError: algorithm.gdpo.whiten: wrong\n") == said
 
 
-def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words() -> None:
+def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words():
     said = "a vLLM engine died: EngineCore_DP0 (killed by SIGKILL) of vllm_server_1_0"
     for line in (f"gdpo-verl: {said}", f"\x1b[36m(TaskRunnerV1 pid=3)\x1b[0m RuntimeError: {said}"):
         assert describe_log(f"{DEATH_OF_THE_TRAINER}{line}\nmore\n") == said
 
 
-def test_worker_that_ray_ended_for_memory_is_a_death() -> None:
+def test_worker_that_ray_ended_for_memory_is_a_death():
     log = (
         "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on "
         "memory. Memory on the node (IP: 192.0.2.2, ID: 1277) was 21.54GB used / 23.54GB limit"

@@ -1,7 +1,5 @@
 """How verl adds the metrics up over mini-batches."""
 
-from __future__ import annotations
-
 import pytest
 from verl.trainer.ppo.v1.utils import MetricsAggregator
 
@@ -11,7 +9,7 @@ from gdpo_verl.names import METRICS
 # verl 0.9.1 looks for sum, total, min and max anywhere in a metric's name, component included;
 # the plug-in, which loads with verl, lets the last part decide for ours.
 @pytest.mark.parametrize("component", ["correctness", "total_length", "timing_s/"])
-def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
+def test_verl_reduces_each_metric_by_its_meaning(component):
     names = [metric.of(component) if "<" in metric.key else metric.key for metric in METRICS]
     aggregator = MetricsAggregator()
     aggregator.add_step_metrics(dict.fromkeys(names, 8.0), sample_count=1)
@@ -22,7 +20,7 @@ def test_verl_reduces_each_metric_by_its_meaning(component: str) -> None:
     assert aggregator.get_aggregated_metrics() == expected
 
 
-def test_metrics_of_verls_own_are_reduced_as_verl_does() -> None:
+def test_metrics_of_verls_own_are_reduced_as_verl_does():
     aggregator = MetricsAggregator()
     for value in (8.0, 4.0):
         names = ("actor/lr", "timing_s/step", "max_length", "least/min_length", "total_tokens")

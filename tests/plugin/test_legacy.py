@@ -1,7 +1,5 @@
 """verl's trainers without a TransferQueue: the legacy one, fully_async and one_step_off."""
 
-from __future__ import annotations
-
 import contextvars
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fake_verl import recipe
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages
 
@@ -18,7 +16,7 @@ COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3,
 
 
 @pytest.fixture(autouse=True)
-def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_context(monkeypatch):
     """Each test begins in a process that has seen no trainer."""
     from gdpo_verl.plugin.step import estimator
 
@@ -26,7 +24,7 @@ def own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimator, "legacy_trainer", fresh)
 
 
-def separate(config: DictConfig) -> Any:
+def separate(config):
     """The base class of fully_async's and one_step_off's trainers, before its advantages."""
     from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 
@@ -40,7 +38,7 @@ def separate(config: DictConfig) -> Any:
     return trainer
 
 
-def batch() -> Any:
+def batch():
     from verl import DataProto
 
     return DataProto.from_dict(
@@ -56,8 +54,8 @@ def batch() -> Any:
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
 def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_their_metrics(
-    adv_estimator: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    adv_estimator, caplog
+):
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     trainer = separate(recipe(adv_estimator))
@@ -78,7 +76,7 @@ def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_
         torch.testing.assert_close(data.batch["advantages"], expected)
 
 
-def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
+def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone():
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     config = recipe("grpo")
@@ -99,9 +97,7 @@ def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone() -> None:
         ),
     ],
 )
-def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(
-    change: dict[str, Any], expected: str
-) -> None:
+def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(change, expected):
     from verl.trainer import main_ppo
 
     config = recipe()

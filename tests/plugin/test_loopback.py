@@ -1,7 +1,5 @@
 """Sockets of a training on one machine, and the upstream code for which each departure is made."""
 
-from __future__ import annotations
-
 import os
 
 import psutil
@@ -12,7 +10,7 @@ from torch.distributed import TCPStore
 from gdpo_verl.upstream import loopback
 
 
-def addresses(port: int) -> set[str]:
+def addresses(port):
     """Where this process listens at a port."""
     listening = [
         each

@@ -1,7 +1,5 @@
 """docs/metrics.md describes every metric that the plug-in emits, and no other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from gdpo_verl.plugin.step.trainer import TrainerHooks
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
-def emitted() -> set[str]:
+def emitted():
     """The names of one batch's metrics, with <component> and <variant> in place of the names."""
     component = Component("format", 0, 1)
     objective = GdpoConfig(
@@ -55,18 +53,18 @@ def emitted() -> set[str]:
     }
 
 
-def test_emitted_are_the_metrics_of_the_table_and_no_other() -> None:
+def test_emitted_are_the_metrics_of_the_table_and_no_other():
     assert sorted(metric.key for metric in METRICS) == sorted(emitted())
 
 
-def test_the_page_has_each_metric_with_its_meaning_and_names_no_other() -> None:
+def test_the_page_has_each_metric_with_its_meaning_and_names_no_other():
     rows = re.findall(r"^\| `((?:gdpo|rewards)/[^`]+)` \| (.+?) \|", PAGE, flags=re.MULTILINE)
     assert sorted(rows) == sorted((metric.key, metric.meaning) for metric in METRICS)
     keys = {metric.key for metric in METRICS}
     assert set(re.findall(r"(?:gdpo|rewards)/[\w<>/]+", PAGE)) == keys
 
 
-def test_a_key_is_made_and_read_by_the_same_metric() -> None:
+def test_a_key_is_made_and_read_by_the_same_metric():
     for metric in METRICS:
         if "<" in metric.key:
             for name in ("format", "a/b", "mean", "<b>"):

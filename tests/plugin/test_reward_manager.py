@@ -1,12 +1,7 @@
 """The reward manager, built from a recipe by verl's own loader, on rows like the agent loop's."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +68,7 @@ def sandboxed(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     from tokenizers.decoders import Fuse
 
     words = ["<pad>", "<eos>", "<unk>", "\\boxed{", "}", "3", "4", "word"]
@@ -81,12 +76,12 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture
-def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
+def manager(tmp_path, tokenizer):
     from verl.trainer.ppo.reward import load_reward_manager
 
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def build(*overrides: str, function: str | None = None) -> Any:
+    def build(*overrides, function=None):
         if function:
             overrides += (
                 f"reward.custom_reward_function.path={tmp_path / 'rewards.py'}",
@@ -97,7 +92,7 @@ def manager(tmp_path: Path, tokenizer: Any) -> Callable[..., Any]:
     return build
 
 
-def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
+def session(*outputs, ground_truth):
     """One session's (prompt, response) outputs, padded as `AgentLoopWorker` pads them."""
     from verl import DataProto
 
@@ -115,7 +110,7 @@ def session(*outputs: tuple[list[int], list[int]], ground_truth: str) -> Any:
     return DataProto.from_dict(tensors=padded, non_tensors=arrays)
 
 
-def score(manager: Any, data: Any) -> dict[str, Any]:
+def score(manager, data):
     return manager.loop.run_until_complete(manager.run_single(data))
 
 
@@ -125,9 +120,7 @@ TWO = [([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])]
 
 
 @pytest.mark.parametrize("function", ["plain", "asynchronous", "nested"])
-def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
-    manager: Callable, function: str
-) -> None:
+def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(manager, function):
     built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
     assert [component.name for component in built.declared] == ["right", "tokens"]
     # 2 · 1 + 1 · 4, in place of the function's own 99.
@@ -142,7 +135,7 @@ def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(
     }
 
 
-def test_a_rubric_is_kept_as_text_beside_its_number(manager: Callable) -> None:
+def test_a_rubric_is_kept_as_text_beside_its_number(manager):
     built = manager("+algorithm.gdpo_reward_weights={rubric: 2.0}", function="rubric")
     found = score(built, session(*TWO, ground_truth="3"))
     assert found["reward_score"] == 0.5 + 2 * (1 + 0 - 1) / 2
@@ -152,14 +145,14 @@ def test_a_rubric_is_kept_as_text_beside_its_number(manager: Callable) -> None:
     assert json.loads(info["rubric_by_criterion"]) == mapping
 
 
-def test_the_conditions_of_the_estimator_enter_the_score(manager: Callable) -> None:
+def test_the_conditions_of_the_estimator_enter_the_score(manager):
     condition = "+algorithm.gdpo.conditions={tokens: {on: right, at_least: 1.0}}"
     built = manager(condition, function="plain")
     assert score(built, session(*ONE, ground_truth="\\boxed{3}"))["reward_score"] == 5.0
     assert score(built, session(*ONE, ground_truth="\\boxed{4}"))["reward_score"] == 0.0
 
 
-def test_the_length_and_the_text_are_those_of_the_last_output(manager: Callable) -> None:
+def test_the_length_and_the_text_are_those_of_the_last_output(manager):
     data = session(*TWO, ground_truth="\\boxed{3}")
     info = score(manager(function="plain"), data)["reward_extra_info"]
     assert (info["text"], info["tokens"], info["right"]) == ("\\boxed{3}", 3.0, 1.0)
@@ -170,14 +163,15 @@ def test_the_length_and_the_text_are_those_of_the_last_output(manager: Callable)
 @pytest.mark.parametrize(
     ("prompt", "seen"),
     [
-        pytest.param("2 + 2?<think>\n", "<think>\nhm</think>4", id="opened"),
-        pytest.param("2 + 2?<think>\n\n</think>\n", "hm</think>4", id="opened and closed"),
-        pytest.param("Write <think> first. 2 + 2?", "hm</think>4", id="named in the question"),
+        # Opened.
+        ("2 + 2?<think>\n", "<think>\nhm</think>4"),
+        # Opened and closed.
+        ("2 + 2?<think>\n\n</think>\n", "hm</think>4"),
+        # Named in the question.
+        ("Write <think> first. 2 + 2?", "hm</think>4"),
     ],
 )
-def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(
-    manager: Callable, prompt: str, seen: str
-) -> None:
+def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(manager, prompt, seen):
     from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 
     built = manager(function="plain")
@@ -191,16 +185,14 @@ def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(
     assert (info["text"], info["tokens"]) == (seen, 11.0)
 
 
-def test_verls_own_manager_reads_the_padding_of_such_an_output(
-    manager: Callable, tokenizer: Any
-) -> None:
+def test_verls_own_manager_reads_the_padding_of_such_an_output(manager, tokenizer):
     # When this fails, `_trim_response` is no longer needed.
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
     ours = manager(function="plain")
     seen = []
 
-    def look(solution_str: str, **kwargs: Any) -> float:
+    def look(solution_str, **kwargs):
         seen.append(solution_str)
         return 0.0
 
@@ -220,11 +212,8 @@ OWN = "+reward.custom_reward_function.reward_kwargs.memory_limit_mb=64"
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [([], (0.0, 1, 0)), (SERVICE, (1.0, 512, 3)), ([*SERVICE, OWN], (1.0, 64, 3))],
-    ids=["none", "a service", "its own option wins"],
 )
-def test_a_reward_that_runs_code_gets_the_sandbox_service(
-    manager: Callable[..., Any], settings: list[str], expected: tuple[float, ...]
-) -> None:
+def test_a_reward_that_runs_code_gets_the_sandbox_service(manager, settings, expected):
     info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))
     found = info["reward_extra_info"]
     assert (found["url"], found["memory"], found["at_once"]) == expected
@@ -233,9 +222,7 @@ def test_a_reward_that_runs_code_gets_the_sandbox_service(
     assert other["reward_extra_info"]["tokens"] == 4
 
 
-def test_a_row_without_the_components_keeps_the_functions_own_score(
-    manager: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_without_the_components_keeps_the_functions_own_score(manager, caplog):
     # verl tells a manager of no validation; data that are held out may have other rewards.
     built = manager(function="other_keys")
     for _ in range(2):
@@ -254,9 +241,7 @@ def test_a_row_without_the_components_keeps_the_functions_own_score(
         score(built, no_dict)
 
 
-def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(
-    manager: Callable[..., Any],
-) -> None:
+def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(manager):
     keys = "+algorithm.gdpo_reward_keys=[format_reward,accuracy_reward]"
     path = "reward.custom_reward_function.path=pkg://verl.utils.reward_score.rlla"
     data = session(*ONE, ground_truth="<think> a </think> <response> b </response>")

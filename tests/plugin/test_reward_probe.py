@@ -1,13 +1,9 @@
 """The rule for what a reward may return, held against what verl itself does with it."""
 
-from __future__ import annotations
-
 import decimal
 import json
 import pickle
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +30,13 @@ VALUES = {
 }
 
 
-def config(answers: int, dumps: str | None = None) -> Any:
+def config(answers, dumps=None):
     rollout = {"val_kwargs": {"n": answers}}
     trainer = {"validation_data_dir": dumps} if dumps else {}
     return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "trainer": trainer})
 
 
-def train_on(score: Any) -> bool:
+def train_on(score):
     """Use the score as verl's agent loop does; without one it has none to train on."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -52,7 +48,7 @@ def train_on(score: Any) -> bool:
         return "rm_scores" in output.as_dict()
 
 
-def validate_with(value: Any, answers: int, directory: Path) -> None:
+def validate_with(value, answers, directory):
     """Aggregate and dump one prompt's values of a validation as verl's trainer does."""
     from verl.trainer.ppo.metric_utils import process_validation_metrics
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -62,7 +58,7 @@ def validate_with(value: Any, answers: int, directory: Path) -> None:
     PPOTrainer._write_generations(names, names, names, names, column, str(directory), 1)
 
 
-def succeeds(call: Any, *args: Any) -> bool:
+def succeeds(call, *args):
     try:
         return call(*args) is not False
     except Exception:
@@ -99,7 +95,7 @@ def test_a_value_that_takes_the_place_of_a_column_of_the_dump_is_refused(tmp_pat
     assert problem.startswith("'step' is a column of verl's validation")
 
 
-def test_a_wrong_argument_of_a_reward_has_its_key_in_verls_configuration() -> None:
+def test_a_wrong_argument_of_a_reward_has_its_key_in_verls_configuration():
     with pytest.raises(ValueError, match=r"^limit: expected a positive number") as refused:
         math_length.compute_score("", "1", "1", {"response_length": 1}, limit=0)
     again = pickle.loads(pickle.dumps(refused.value))  # as Ray does from one process to another

@@ -1,12 +1,8 @@
 """Each prompt once for its responses, against verl's engine that computes it for each."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +11,7 @@ import pytest
 import torch
 from gdpo_verl.recipes.toolbox.policy import TASK
 from omegaconf import OmegaConf
+from processes import run
 
 from gdpo_verl.lab.policy.model import make_model, train_tokenizer
 from gdpo_verl.plugin import shared_prompts
@@ -62,15 +59,14 @@ COMPARISON = Path(__file__).parents[2] / "scripts/dev/shared_prompts.py"
 SMALL = ["--groups", "3", "--size", "4", "--prompt", "13", "--response", "5"]
 
 
-def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(tmp_path: Path):
+def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(tmp_path):
     torch.manual_seed(0)
     tokenizer = train_tokenizer(TASK, 0, vocabulary=300)
     for part in (tokenizer, make_model(tokenizer)):
         part.save_pretrained(tmp_path)
     command = [sys.executable, COMPARISON, tmp_path, "--device", "cpu", "--dtype", "float32"]
     command += [*SMALL, "--tokens-at-once", "40"]
-    environment = os.environ | {"VERL_PLATFORM": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run(*command, environment={"VERL_PLATFORM": "cpu"})
 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -1,13 +1,9 @@
 """A model that cannot be loaded is refused, whichever way a training starts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import httpx
 import pytest
 from huggingface_hub import errors
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from processes import in_fresh_process
 
 from gdpo_verl.lab.cli import main
@@ -17,7 +13,7 @@ from gdpo_verl.upstream.model import check_lora, check_model, peft_without_fsdp1
 KEY = "actor_rollout_ref.model.path"
 
 
-def training(path: str | None, **model: str) -> DictConfig:
+def training(path, **model):
     judge = {"enable": False, "model_path": None}
     return OmegaConf.create(
         {
@@ -28,7 +24,7 @@ def training(path: str | None, **model: str) -> DictConfig:
 
 
 @pytest.fixture
-def toolbox_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toolbox_policy(tmp_path, monkeypatch):
     """A policy in models/toolbox of the working directory, as make-policy leaves it."""
     policy = tmp_path / "models" / "toolbox"
     policy.mkdir(parents=True)
@@ -40,11 +36,11 @@ def toolbox_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def hub(monkeypatch):
     """A hub that knows of three names and is out of reach for any other."""
     refused = {"typo": errors.RepositoryNotFoundError, "gated": errors.GatedRepoError}
 
-    def answer(url: str) -> None:
+    def answer(url):
         name = url.split("/")[4]
         if name in refused:
             response = httpx.Response(404, request=httpx.Request("HEAD", url))
@@ -70,7 +66,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("meta/gated", r", and the hub has none for this machine \(GatedRepoError\)"),
     ],
 )
-def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
+def test_model_that_is_nowhere_is_refused(path, found):
     with pytest.raises(ValueError, match=rf"{KEY}: expected a model's directory or.*{found}"):
         check_model(training(path))
 
@@ -79,11 +75,11 @@ def test_model_that_is_nowhere_is_refused(path: str | None, found: str) -> None:
 @pytest.mark.parametrize(
     "path", ["models/toolbox", "models/known", "Qwen/Qwen2.5-0.5B", "gpt2", "hdfs://models/x"]
 )
-def test_model_that_is_here_or_may_be_fetched_is_not_refused(path: str) -> None:
+def test_model_that_is_here_or_may_be_fetched_is_not_refused(path):
     check_model(training(path))
 
 
-def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
+def test_offline_the_hub_s_cache_decides(toolbox_policy):
     with pytest.raises(ValueError, match="nor in the hub's cache, and HF_HUB_OFFLINE does not"):
         check_model(training("models/cached"))
     # As huggingface_hub leaves a model's configuration.
@@ -94,7 +90,7 @@ def test_offline_the_hub_s_cache_decides(toolbox_policy: Path) -> None:
     check_model(training("models/cached"))
 
 
-def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy: Path) -> None:
+def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy):
     check_model(training("/weights/alone", hf_config_path=str(toolbox_policy)))
     config = training("models/toolbox")
     config.reward.reward_model = {"enable": True, "model_path": "/no/judge"}
@@ -103,7 +99,7 @@ def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy: Path)
 
 
 @pytest.mark.usefixtures("toolbox_policy")
-def test_machines_elsewhere_have_their_own_files_and_hub() -> None:
+def test_machines_elsewhere_have_their_own_files_and_hub():
     for path in ("/shared/model", "Qwen/Qwen2.5-0.5B", "~/models/toolbox", "models/toolbox"):
         check_model(training(path), elsewhere=True)
     for path in ("models/toolbx", "~/models/other", "./other"):
@@ -112,9 +108,7 @@ def test_machines_elsewhere_have_their_own_files_and_hub() -> None:
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["submit"]], ids=" ".join)
-def test_forgotten_model_is_said_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
+def test_forgotten_model_is_said_before_anything_starts(tmp_path, capsys, command):
     run = tmp_path / "run"
     assert main([*command, "toolbox/grpo", "--run", str(run)]) == 1
     printed = "".join(capsys.readouterr())
@@ -122,10 +116,8 @@ def test_forgotten_model_is_said_before_anything_starts(
     assert not (run / "config.yaml").exists()  # with which the right path would not agree
 
 
-def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def check(strategy: str, rank: int = 8, merge: bool = False) -> None:
+def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(monkeypatch):
+    def check(strategy, rank=8, merge=False):
         adapter = {"lora_rank": rank, "lora": {"merge": merge}}
         actor = {"strategy": strategy}
         check_lora(OmegaConf.create({"actor_rollout_ref": {"model": adapter, "actor": actor}}))
@@ -161,5 +153,5 @@ print("@" + json.dumps(len(fsdp_utils.collect_lora_params(model, False, True))))
 
 
 @pytest.mark.slow
-def test_the_installed_peft_loses_the_adapter_under_fsdp1() -> None:
+def test_the_installed_peft_loses_the_adapter_under_fsdp1():
     assert (in_fresh_process(ADAPTER) == 0) == (peft_without_fsdp1() is not None)

@@ -1,12 +1,9 @@
 """One step through the trainer hooks: metrics, dump columns, the check of the score. No Ray."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,11 +21,11 @@ from gdpo_verl.plugin.step.estimator import AdvantageStep
 from gdpo_verl.plugin.step.trainer import TrainerHooks
 
 NAN = math.nan
-GARBAGE: dict[str, Any] = {"format": "none", "correctness": math.inf, "parse_error": 9}
+GARBAGE = {"format": "none", "correctness": math.inf, "parse_error": 9}
 
 # Key, response tokens, format, correctness, parse error. A format counts where correctness is 0 or
 # more. a_1 has two outputs, of which 10 is the last and counts; the rows are in no order.
-ROWS: list[tuple[str, int, float, float | None, int]] = [
+ROWS = [
     ("c_1_0", 2, 0.0, -1.0, 0),
     ("a_1_10", 3, 1.0, -3.0, 4),
     ("d_0_0", 1, 1.0, None, 1),
@@ -51,7 +48,7 @@ MASK = torch.arange(7) < torch.tensor([1, 5, 5, 4, 1, 2, 2, 1])[:, None]  # of t
 SESSION_OF_ROW = [6, 1, 7, 3, 1, 0, 5, 2, 4]
 
 
-def hooks_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any) -> TrainerHooks:
+def hooks_of(adv_estimator="gdpo", *, dump=True, **settings):
     condition = {"format": {"on": "correctness", "at_least": 0.0}}
     declared = [Component("format", 0, 1), Component("correctness", -3, 3, optional=True)]
     objective = GdpoConfig(conditions=condition, **settings).resolve(declared)
@@ -62,17 +59,16 @@ def hooks_of(adv_estimator: str = "gdpo", *, dump: bool = True, **settings: Any)
     )
 
 
-def step_of(
-    hooks: TrainerHooks, global_step: int = 1, rows: list[Any] = ROWS
-) -> tuple[AdvantageStep, dict[str, float]]:
+def step_of(hooks, global_step=1, rows=ROWS):
     """One step of verl's on rows between two of padding, and its metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
-    keys = ["pad 0", *(key for key, *_ in rows), "pad 1"]
+    own_keys, own_tokens = [row[0] for row in rows], [row[1] for row in rows]
+    keys = ["pad 0", *own_keys, "pad 1"]
     padding = [key.startswith("pad") for key in keys]
     handed = RewardRows(hooks.objective, [GARBAGE, *real, GARBAGE], keys, padding, global_step)
-    uids = ["a", *(key[0] for key, *_ in rows), "b"]
-    tokens = torch.tensor([7, *(tokens for _, tokens, *_ in rows), 7])
-    mask = torch.arange(7) < tokens[:, None]
+    prompts = [key[0] for key in own_keys]
+    uids = ["a", *prompts, "b"]
+    mask = torch.arange(7) < torch.tensor([7, *own_tokens, 7])[:, None]
     scores = torch.zeros(mask.shape)
     scores[:, 0] = torch.tensor([SCORES.get(key, 99.0) for key in keys])
     tensors = {"response_mask": mask, "token_level_scores": scores}
@@ -94,12 +90,12 @@ def step_of(
         )
         expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
         torch.testing.assert_close(advantages, expected[:, None] * mask)
-    metrics: dict[str, float] = {}
+    metrics = {}
     hooks.report(step, metrics)
     return step, metrics
 
 
-def test_each_metric_is_of_the_right_sessions_before_or_after_conditions() -> None:
+def test_each_metric_is_of_the_right_sessions_before_or_after_conditions():
     hooks = hooks_of()
     _, metrics = step_of(hooks)
     returned = COUNTED.clone()
@@ -122,7 +118,7 @@ def test_each_metric_is_of_the_right_sessions_before_or_after_conditions() -> No
     assert metrics["gdpo/whiten_gain"] == gain
 
 
-def test_metrics_of_mini_batches_are_those_of_all_their_rows() -> None:
+def test_metrics_of_mini_batches_are_those_of_all_their_rows():
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
     import gdpo_verl.plugin.entry  # noqa: F401  where the tests run without verl's plug-ins
@@ -157,23 +153,18 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
         # Of four groups b and c; d has no correctness.
         ({"gate": {"on": "correctness", "when": "constant"}}, {"gdpo/gated_groups": 2 / 4}),
     ],
-    ids=["sequences", "not whitened", "variant", "schedule", "gate"],
 )
-def test_each_setting_reaches_the_estimator_and_its_metric(
-    settings: dict[str, Any], expected: dict[str, float]
-) -> None:
+def test_each_setting_reaches_the_estimator_and_its_metric(settings, expected):
     _, metrics = step_of(hooks_of(**settings), 3)  # holds the estimator against gdpo_advantages
     assert {name: metrics[name] for name in expected} == expected
     assert all(isinstance(value, float) for value in metrics.values())  # trackers write no tensors
 
 
-def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(monkeypatch, caplog):
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
     hooks, failures = hooks_of(), iter([0, 2, 1])
-    hooks.failures = SimpleNamespace(take=lambda: next(failures))  # type: ignore[assignment]
-    shares: Any = [step_of(hooks)[1]["gdpo/failed_sessions"] for _ in range(3)]
+    hooks.failures = SimpleNamespace(take=lambda: next(failures))
+    shares = [step_of(hooks)[1]["gdpo/failed_sessions"] for _ in range(3)]
     assert shares == pytest.approx([0, 2 / 10, 1 / 9])
     assert [share.weight for share in shares] == [8, 10, 9]  # in the mean over mini-batches
     (message,) = caplog.messages
@@ -189,11 +180,8 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(
         ("grpo", {"estimator": EstimatorSettings(whiten="none")}),
         ("gdpo", {"variant": "sa_mrpo"}),
     ],
-    ids=["gdpo", "grpo", "grpo without whitening", "sa_mrpo"],
 )
-def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
-    adv_estimator: str, settings: dict[str, Any]
-) -> None:
+def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(adv_estimator, settings):
     hooks = hooks_of(adv_estimator, **settings)
     step_of(hooks)
     whiten = hooks.objective.config.estimator.whiten
@@ -217,7 +205,7 @@ def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(
     assert columns == {name: [None, *values, None] for name, values in expected.items()}
 
 
-def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew() -> None:
+def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew():
     hooks = hooks_of()
     step, _ = step_of(hooks)
     assert step.batch is not None
@@ -238,7 +226,7 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: str) -> None:
+def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator):
     hooks = hooks_of(adv_estimator, dump=False, metrics=False)
     step, metrics = step_of(hooks)
     assert metrics == {}
@@ -246,7 +234,7 @@ def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator: s
     assert (step.batch is None) == (adv_estimator == "grpo")
 
 
-def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have() -> None:
+def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have():
     _, ours = step_of(hooks_of())
     _, control = step_of(hooks_of("grpo", dump=False))
     assert ours.keys() - control.keys() == {"gdpo/whiten_shift", "gdpo/whiten_gain"}
@@ -265,9 +253,7 @@ def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_hav
         (1.00001, []),  # scores are float32 sums
     ],
 )
-def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(
-    weight: float, warned: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(weight, warned, caplog):
     hooks = hooks_of("grpo", reward_weights={"format": weight})
     step_of(hooks)
     step_of(hooks)

@@ -1,14 +1,9 @@
 """The hooks around verl's trainer methods, each called with a stand-in for verl's own. No Ray."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -17,7 +12,7 @@ import pytest
 import torch
 from fake_verl import recipe
 from gdpo_verl.recipes.toolbox.policy import TASK
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -43,18 +38,18 @@ class Buffer:
 
     filter_groups_metric = "components"
 
-    def _sync_metadata_from_transfer_queue(self) -> None: ...
+    def _sync_metadata_from_transfer_queue(self): ...
 
-    def _dapo_filtered_keys(self, partition_id: str) -> None: ...
+    def _dapo_filtered_keys(self, partition_id): ...
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return train_tokenizer(TASK, 0, vocabulary=300)
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, tokenizer: Any) -> SimpleNamespace:
+def trainer(tmp_path, tokenizer):
     config = recipe()
     for key in ("train_files", "val_files"):
         config.data[key] = str(tmp_path / "rows.parquet")
@@ -64,16 +59,16 @@ def trainer(tmp_path: Path, tokenizer: Any) -> SimpleNamespace:
     return SimpleNamespace(config=config, tokenizer=tokenizer, replay_buffer=Buffer())
 
 
-def verls(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+def verls(trainer, *args, **kwargs):
     """verl's own `_init_dataloader`, as far as it matters here."""
     trainer.train_dataset = trainer.val_dataset = [ROW]
     return args, kwargs
 
 
-def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
+def advantages(trainer, batch, metrics):
     """verl's own `_compute_advantage`, as far as the hooks see it."""
     count = len(batch.keys)
-    step: Any = estimator._step.get()
+    step = estimator._step.get()
     uids, ones = ["u"] * count, torch.ones(count, 1)
     tensors = {"response_mask": ones, "token_level_scores": ones}
     step.data = SimpleNamespace(non_tensor_batch={"uid": uids}, batch=tensors)
@@ -82,7 +77,7 @@ def advantages(trainer: Any, batch: Any, metrics: dict[str, Any]) -> str:
     return "verl's own result"
 
 
-def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
+def train_on(trainer, *infos, step=advantages):
     """Call the hooks around verl's own step on a batch with these rewards, or raise one."""
     keys = [f"u_{row}_0" for row in range(len(infos))]
     batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
@@ -92,9 +87,7 @@ def train_on(trainer: Any, *infos: Any, step: Callable = advantages) -> Any:
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(
-    trainer: SimpleNamespace, adv_estimator: str
-) -> None:
+def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(trainer, adv_estimator):
     trainer.config.algorithm.adv_estimator = adv_estimator
     assert trainer_module._init_dataloader(verls, trainer, "x", n=1) == (("x",), {"n": 1})
     assert trainer.gdpo_hooks.objective.keys == ("format", "correctness")
@@ -106,7 +99,7 @@ def test_a_trainer_gets_its_hooks_and_its_buffer_is_watched(
     assert trainer.gdpo_hooks.failures is None
 
 
-def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
+def without_rewards_of_ours(config, **algorithm):
     with open_dict(config):
         config.algorithm = {"adv_estimator": "grpo", **algorithm}
         config.reward.custom_reward_function = {"path": None}
@@ -114,7 +107,7 @@ def without_rewards_of_ours(config: DictConfig, **algorithm: Any) -> None:
         config.data.seed = None
 
 
-def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> None:
+def test_a_run_that_asks_for_nothing_gets_nothing(trainer):
     without_rewards_of_ours(trainer.config)
     before = trainer.config.copy()
     trainer_module._init_dataloader(verls, trainer)
@@ -123,22 +116,20 @@ def test_a_run_that_asks_for_nothing_gets_nothing(trainer: SimpleNamespace) -> N
     assert trainer.replay_buffer.__dict__ == {}
 
 
-def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer: SimpleNamespace) -> None:
+def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer):
     without_rewards_of_ours(trainer.config, filter_groups={"metric": "components"})
     with pytest.raises(ValueError, match=r"filter_groups\.metric=components: expected declared"):
         trainer_module._init_dataloader(verls, trainer)
 
 
-def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer: SimpleNamespace) -> None:
+def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer):
     with open_dict(trainer.config):
         trainer.config.algorithm.filter_groups = {"enable": True, "metric": "correctnes"}
     with pytest.raises(ValueError, match="metric: 'correctnes'"):
         trainer_module._init_dataloader(verls, trainer)
 
 
-def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_it(
-    trainer: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_it(trainer, caplog):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
     for _ in range(2):
@@ -151,9 +142,7 @@ def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_
 
 
 @pytest.mark.parametrize("manager", ["gdpo_components", "naive"])
-def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
-    trainer: SimpleNamespace, manager: str
-) -> None:
+def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(trainer, manager):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer.config.reward.reward_manager.name = manager
     with open_dict(trainer.config):
@@ -166,9 +155,7 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_a_judge_that_fails_too_often_ends_treatment_and_control(
-    trainer: SimpleNamespace, adv_estimator: str
-) -> None:
+def test_a_judge_that_fails_too_often_ends_treatment_and_control(trainer, adv_estimator):
     trainer.config.algorithm.adv_estimator = adv_estimator
     trainer_module._init_dataloader(verls, trainer)
     judged = [Component("judge", most_unscored=0.1)]
@@ -179,13 +166,13 @@ def test_a_judge_that_fails_too_often_ends_treatment_and_control(
 
 @pytest.mark.parametrize("before", [gc.enable, gc.disable])
 def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it_was(
-    trainer: SimpleNamespace, before: Callable[[], None]
-) -> None:
+    trainer, before
+):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
-    seen: list[bool] = []
+    seen = []
 
-    def step(*args: Any) -> None:
+    def step(*args):
         seen.append(gc.isenabled())
         raise KeyError("verl's own")
 
@@ -202,9 +189,7 @@ def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
-def test_the_estimator_is_told_the_global_step(
-    trainer: SimpleNamespace, attributes: dict[str, int], step: int
-) -> None:
+def test_the_estimator_is_told_the_global_step(trainer, attributes, step):
     trainer_module._init_dataloader(verls, trainer)
     vars(trainer).update(attributes)
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
@@ -213,18 +198,16 @@ def test_the_estimator_is_told_the_global_step(
     assert report.call_args[0][0].rows.global_step == step
 
 
-def test_the_actors_are_watched_while_verl_trains(
-    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    found: list[str | None] = [None]
+def test_the_actors_are_watched_while_verl_trains(trainer, monkeypatch):
+    calls = []
+    found = [None]
     monkeypatch.setattr(liveness.ActorWatch, "start", lambda watch: calls.append("start"))
     monkeypatch.setattr(liveness.ActorWatch, "stop", lambda watch: calls.append("stop"))
     monkeypatch.setattr(liveness.ActorWatch, "first_death", lambda watch: found[-1])
     trainer_module._init_dataloader(verls, trainer)
     trainer.replay_buffer = Buffer()  # without what counts its failures
 
-    def fit(trainer: Any) -> list[str]:
+    def fit(trainer):
         trainer.replay_buffer._sync_metadata_from_transfer_queue()
         return [*calls]
 
@@ -239,8 +222,8 @@ def test_the_actors_are_watched_while_verl_trains(
     "method",
     [trainer_module._fit, trainer_module._save_checkpoint, trainer_module._dump_generations],
 )
-def test_without_our_hooks_verls_method_gets_what_it_was_given(method: Callable) -> None:
-    calls: list[Any] = []
+def test_without_our_hooks_verls_method_gets_what_it_was_given(method):
+    calls = []
     trainer = SimpleNamespace()
     method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)
     assert calls == [((trainer, 1), {"last": True})]

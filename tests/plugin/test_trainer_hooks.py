@@ -1,8 +1,5 @@
 """The trainer hooks, called by verl's own trainer method on a real TransferQueue."""
 
-from __future__ import annotations
-
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -26,7 +23,7 @@ pytestmark = pytest.mark.real
 # Two prompts of three sessions, in no order, as verl's balancing leaves them. a's session 1 has two
 # outputs, of which the last one counts; b's session 1 is not scored for correctness, and its
 # session 2 has an all-zero mask.
-ROWS: list[Any] = [
+ROWS = [
     ("b_1_0", [1, 1, 1, 1], info(1.0, None)),
     ("a_0_0", [1, 1, 1], info(1.0, 3.0)),
     ("a_1_1", [1, 0, 1, 1], info(0.0, -1.0)),
@@ -48,18 +45,18 @@ BREVITY = {"brevity": "pkg://group_functions:brevity"}
 VERBOSITY = {"x": "pkg://group_functions:verbosity"}  # raises
 
 
-def mask_of(tokens: torch.Tensor) -> torch.Tensor:
+def mask_of(tokens):
     return torch.arange(5) < tokens[:, None]
 
 
-def assert_of_sessions(rows: list[list[float]], pure: torch.Tensor) -> None:
+def assert_of_sessions(rows, pure):
     """Assert that each row has its session's advantage on its response tokens."""
     values = pure[SESSION_OF_ROW, 0].tolist()
     for (_, mask, _), value, row in zip(ROWS, values, rows, strict=True):
         assert row == pytest.approx([value * inside for inside in mask], abs=1e-5)
 
 
-def rejecting(queue: Any, config: Any, key: str, log_probs: list[float]) -> Any:
+def rejecting(queue, config, key, log_probs):
     """Let verl reject the tokens of a row that are too unlikely under the policy in training."""
     with open_dict(config):
         config.algorithm.rollout_correction = {
@@ -73,12 +70,12 @@ def rejecting(queue: Any, config: Any, key: str, log_probs: list[float]) -> Any:
     return config
 
 
-def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue: Any) -> None:
+def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     batch = upsample_batch_to_divisible_size(put(queue, ROWS), 5, eos_token_id=0)
     assert sum(bool(tag.get("is_padding")) for tag in batch.tags) == 3
-    metrics: dict[str, float] = {}
+    metrics = {}
     trainer = trainer_of(recipe(derived=BREVITY))
 
     trainer._compute_advantage(batch, metrics)
@@ -91,7 +88,7 @@ def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue: Any) 
     assert brevity == [None, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
-def test_grpo_advantages_are_bit_identical_with_and_without_the_hooks(queue: Any) -> None:
+def test_grpo_advantages_are_bit_identical_with_and_without_the_hooks(queue):
     batch, metrics = put(queue, ROWS), {}
     trainer_of(recipe("grpo"), hooks=False)._compute_advantage(batch, metrics)
     without = advantages(queue, batch)
@@ -105,8 +102,8 @@ def test_grpo_advantages_are_bit_identical_with_and_without_the_hooks(queue: Any
 @pytest.mark.parametrize("metrics_on", [True, False])
 @pytest.mark.parametrize("penalty", [False, True])
 def test_verls_own_estimator_normalises_the_sum_with_the_derived_component(
-    queue: Any, metrics_on: bool, penalty: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+    queue, metrics_on, penalty, caplog
+):
     config = recipe("grpo", derived=BREVITY, metrics=metrics_on)
     config.algorithm.use_kl_in_reward = penalty
     with open_dict(config):
@@ -138,9 +135,7 @@ def test_verls_own_estimator_normalises_the_sum_with_the_derived_component(
     assert "weighted sum of the components" not in caplog.text
 
 
-def test_the_derived_part_is_added_once_however_often_verls_function_is_wrapped(
-    queue: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_derived_part_is_added_once_however_often_verls_function_is_wrapped(queue, monkeypatch):
     from verl.trainer.ppo.v1 import trainer_base
 
     batch = put(queue, ROWS)
@@ -155,7 +150,7 @@ def test_the_derived_part_is_added_once_however_often_verls_function_is_wrapped(
     assert advantages(queue, batch) == once
 
 
-def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: Any) -> None:
+def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue):
     from verl.utils import tensordict_utils
 
     keys = ["a_0_0", "a_1_0", "a_1_1", "a_2_0"]
@@ -180,9 +175,7 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue: A
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_length(
-    queue: Any, name: str
-) -> None:
+def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_length(queue, name):
     batch = put(queue, ROWS)
     config = rejecting(queue, recipe(name, derived=BREVITY), "a_0_0", [-0.5, -9.0, -9.0])
     trainer = trainer_of(config)
@@ -200,16 +193,14 @@ def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_lengt
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_a_derived_function_that_raises_ends_the_training_under_any_estimator(
-    queue: Any, name: str
-) -> None:
+def test_a_derived_function_that_raises_ends_the_training_under_any_estimator(queue, name):
     batch = put(queue, ROWS)
     with pytest.raises(ValueError, match=r"derived\.x: .*verbosity failed for the group '[ab]'"):
         trainer_of(recipe(name, derived=VERBOSITY))._compute_advantage(batch, {})
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_the_components_are_all_that_is_fetched(queue: Any, name: str) -> None:
+def test_the_components_are_all_that_is_fetched(queue, name):
     batch, fetch = put(queue, ROWS), mock.Mock(wraps=plugin_queue.fetch)
     with mock.patch.object(plugin_queue, "fetch", fetch):
         trainer_of(recipe(name))._compute_advantage(batch, {})

@@ -1,9 +1,6 @@
 """Components by criterion through verl's own trainer method and a real TransferQueue."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from fake_verl import advantages, put, recipe, trainer_of
@@ -18,24 +15,24 @@ pytestmark = pytest.mark.real
 
 
 @declares("correctness", by_criterion=("format",))
-def reward() -> None:
+def reward():
     """Of nothing."""
 
 
-COMPONENTS = reward.components  # type: ignore[attr-defined]
+COMPONENTS = reward.components
 CONDITION = {"format": {"on": "correctness", "at_least": -1.0}}
 
 
-def info(rubric: Any, correctness: float) -> dict[str, Any]:
+def info(rubric, correctness):
     return {"format": rubric, "correctness": correctness}
 
 
-def rubric(names: float | None, rude: float, name: str = "names") -> dict[str, Any]:
+def rubric(names, rude, name="names"):
     return {name: names, "rude": {"value": rude, "weight": -2.0}}
 
 
 # The sessions of two prompts with other criteria, in no order; a_0 has two outputs.
-ROWS: list[Any] = [
+ROWS = [
     ("b_1_0", [1, 1, 0, 1], info(rubric(1, 0, "cites"), 0.0)),
     ("a_0_1", [1, 0], info(rubric(1, 0), 3.0)),
     ("a_0_0", [1, 0, 0, 1, 1], info(rubric(0, 1), 3.0)),
@@ -50,14 +47,14 @@ TOKENS = [3, 4, 3, 3, 1, 1]  # of both outputs of a_0
 SESSION_OF_ROW = [0, 1, 1, 2, 3, 4, 5]
 
 
-def trainer_for(config: Any) -> Any:
+def trainer_for(config):
     trainer = trainer_of(config)
     settings = GdpoConfig.from_algorithm(config.algorithm)
     trainer.gdpo_hooks = type(trainer.gdpo_hooks)(config, settings.resolve(COMPONENTS))
     return trainer
 
 
-def rows_of(settings: dict[str, Any]) -> list[Any]:
+def rows_of(settings):
     """The rows as our reward manager leaves them: numbers, and the mappings as text."""
     objective = GdpoConfig.from_algorithm({"gdpo": settings}).resolve(COMPONENTS)
     return [(key, mask, {"score": 0.0, **with_numbers(own, objective)}) for key, mask, own in ROWS]
@@ -68,14 +65,12 @@ def rows_of(settings: dict[str, Any]) -> list[Any]:
     [{}, {"criteria": "sum"}, {"variant": "rvpo", "conditions": CONDITION}],
     ids=["defaults", "sum", "settings"],
 )
-def test_each_response_has_what_the_pure_function_says(
-    queue: Any, settings: dict[str, Any]
-) -> None:
+def test_each_response_has_what_the_pure_function_says(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     written = put(queue, rows_of(settings))
     batch = upsample_batch_to_divisible_size(written, 4, eos_token_id=0)
-    metrics: dict[str, float] = {}
+    metrics = {}
     trainer = trainer_for(recipe(**settings))
     trainer._compute_advantage(batch, metrics)
 
@@ -98,7 +93,7 @@ def test_each_response_has_what_the_pure_function_says(
     json.dumps(columns)
 
 
-def test_two_weights_of_a_criterion_end_the_run_with_key_and_row(queue: Any) -> None:
+def test_two_weights_of_a_criterion_end_the_run_with_key_and_row(queue):
     rows = rows_of({})
     rows[2][2]["format_by_criterion"] = json.dumps({"names": {"value": 1, "weight": 3.0}})
     rows[4][2]["format_by_criterion"] = json.dumps({"names": {"value": 1, "weight": 3.0}})

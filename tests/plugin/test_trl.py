@@ -11,29 +11,25 @@ train. So TRL lies beside the packages of the environment, where only `trl_step.
         trl==1.16.0
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch import Tensor
+from processes import run
 from trainings import made_once
 
-from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages, grpo_advantages
+from gdpo_verl import advantages_of, apply_conditions, gdpo_advantages
 from gdpo_verl.lab.replay import replay
-from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 TRL = Path(sys.prefix) / "trl"
@@ -43,12 +39,13 @@ pytestmark = pytest.mark.skipif(
     not (TRL / "trl").is_dir(), reason=f"no TRL in {TRL}; the module's docstring says how to get it"
 )
 
-Rows = list[list[Any]]  # numbers; None and NaN where not scored
 # Eight groups of four, three normal components that deviate by about 1, 30 and 0.1: no mean far
 # above its deviation, or float32 would show more than the formulas do.
 draw = random.Random(0)
-ROWS = [[sigma * draw.gauss(2.0, 1.0) for sigma in (1.0, 30.0, 0.1)] for _ in range(32)]
-PARTLY_SCORED: Rows = [
+ROWS = []
+for _ in range(32):
+    ROWS.append([sigma * draw.gauss(2.0, 1.0) for sigma in (1.0, 30.0, 0.1)])
+PARTLY_SCORED = [
     # One component is scored in a single row, and a row has no reward at all.
     [1.0, None, 0.5],
     [0.0, 3.0, 0.25],
@@ -74,19 +71,19 @@ SETTINGS = {
 SEQUENCE = {"gdpo": {"whiten": "sequence", "epsilon": 1e-4}}
 
 DERIVED = "pkg://gdpo_verl.rewards.derived"
-PASSES: dict[str, Any] = {"outcome": KEYS[0], "at_least": 1.0}
+PASSES = {"outcome": KEYS[0], "at_least": 1.0}
 
 
-def step(gdpo: dict[str, Any] | None = None, rewards: Any = ROWS, **config: Any) -> dict[str, Any]:
+def step(gdpo=None, rewards=ROWS, **config):
     return {"rewards": rewards, "group_size": 4, "config": config, "gdpo": gdpo or {}}
 
 
-def trls(rewards: Rows = ROWS, **config: Any) -> dict[str, Any]:
+def trls(rewards=ROWS, **config):
     """A step of TRL's own trainer."""
     return step(rewards=rewards, reward_weights=WEIGHTS, **config) | {"gdpo": None}
 
 
-def graded(row: int) -> dict[str, Any] | None:
+def graded(row):
     """The criteria of a response; each prompt has its own, with a pitfall."""
     if row % 7 == 6:
         return None
@@ -156,7 +153,7 @@ STEPS = {
 # Settings in words of TRL's, and what is said of them. What any settings are refused for stands in
 # test_config.py and tests/numbers/test_reward_dicts.py.
 NO_RANGE = r"ranges: expected \(low, high\) for 'component_1'"
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED = [
     ({"gdpo": {"gdpo": {"wighten": "none"}}}, r"gdpo\.gdpo\.wighten: .* mean 'whiten'"),
     ({"gdpo": {"variant": "dvao"}}, r"unknown key; .* gdpo={'gdpo': {'variant': 'dvao'}}"),
     ({"gdpo": {"gamma": 0.9}}, r"gdpo\.gamma: 0\.9 asks verl's trainer"),
@@ -168,7 +165,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gdpo": {"gdpo": {"credit": "turn"}}}, r"gdpo\.gdpo\.credit: TRL's reward functions return"),
     ({"ranges": {"component_3": (0, 1)}}, "ranges: 'component_3' is not .* mean 'component_"),
     ({"ranges": [(0, 1)]}, r"ranges: expected {name: \(low, high\)}"),
-    *[({"ranges": {KEYS[1]: pair}}, NO_RANGE) for pair in (3, (1, 0), (0, None))],
+    ({"ranges": {KEYS[1]: 3}}, NO_RANGE),
+    ({"ranges": {KEYS[1]: (1, 0)}}, NO_RANGE),
 ]
 STEPS |= {f"refused {number}": step() | given for number, (given, _) in enumerate(REFUSED)}
 TWO = {
@@ -177,14 +175,12 @@ TWO = {
 }
 
 
-def run_beside_trl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+def run_beside_trl(*arguments):
+    environment = {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    return run(sys.executable, *arguments, environment=environment)
 
 
-def run_steps(out: Path, steps: dict[str, Any], *launcher: str) -> None:
+def run_steps(out, steps, *launcher):
     out.mkdir(exist_ok=True)
     (out / "steps.json").write_text(json.dumps(steps))
     program = str(Path(__file__).parents[1] / "trl_step.py")
@@ -193,21 +189,20 @@ def run_steps(out: Path, steps: dict[str, Any], *launcher: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     return made_once(tmp_path_factory, "trl_trainer", lambda out: run_steps(out, STEPS))
 
 
-def tensor(rows: Any) -> Tensor:
-    return torch.tensor(
-        [[NAN if value is None else value for value in row] for row in rows], dtype=torch.float64
-    )
+def tensor(rows):
+    """A table in float64, with NaN where it has None."""
+    return torch.from_numpy(np.array(list(rows), dtype=np.float64))
 
 
-def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def read(results, name, shaped=False):
     """The rewards, which of two tokens count, and the advantages that were logged and trained."""
     (path,) = (results / name / "completions").glob("*.parquet")
     columns = pq.read_table(path).to_pydict()
-    rewards = tensor(zip(*(columns[key] for key in KEYS), strict=True))
+    rewards = tensor([columns[key] for key in KEYS]).T
     given = tensor((STEPS | TWO)[name]["rewards"])
     if shaped:
         given = -given
@@ -216,16 +211,14 @@ def read(results: Path, name: str, shaped: bool = False) -> tuple[Tensor, Tensor
     # A response of fewer than the two words that it may have has ended with one token more.
     lengths = torch.tensor([min(len(text.split()) + 1, 2) for text in columns["completion"]])
     mask = torch.arange(2) < lengths[:, None]
-    trained = [
-        value
-        for path in sorted((results / name).glob("trained.*.json"))
-        for value in json.loads(path.read_text())
-    ]
+    trained = []
+    for file in sorted((results / name).glob("trained.*.json")):
+        trained += json.loads(file.read_text())
     logged = torch.tensor(columns["advantage"], dtype=torch.float64)
     return rewards, mask, logged, torch.tensor(trained, dtype=torch.float64)
 
 
-def check(results: Path, name: str, conditions: Any = None, **options: Any) -> None:
+def check(results, name, conditions=None, **options):
     rewards, mask, logged, trained = read(results, name)
     groups = [row // (STEPS | TWO)[name]["group_size"] for row in range(len(rewards))]
     rewards = apply_conditions(rewards, KEYS, conditions or {})
@@ -251,28 +244,11 @@ def check(results: Path, name: str, conditions: Any = None, **options: Any) -> N
         ("no metrics", {}),  # nor has scale_rewards an effect
     ],
 )
-def test_it_trains_with_the_advantages_of_the_pure_function(
-    results: Path, name: str, options: dict[str, Any]
-) -> None:
+def test_it_trains_with_the_advantages_of_the_pure_function(results, name, options):
     check(results, name, **options)
 
 
-@pytest.mark.parametrize("name", ["derived", "derived, partly scored"])
-def test_derived_components_are_those_of_the_whole_group(results: Path, name: str) -> None:
-    rewards, mask, logged, _ = read(results, name)
-    infos = []
-    for row in rewards.tolist():
-        scored = [None if math.isnan(value) else value for value in row]
-        infos.append(dict(zip(KEYS, scored, strict=True)))
-    groups = [row // 4 for row in range(len(infos))]
-    config = STEPS[name]["gdpo"]
-    expected = advantages_of(infos, groups, mask.sum(dim=1).tolist(), config=config)
-    assert logged.tolist() == pytest.approx(expected, abs=1e-12)
-    derived = set(config["gdpo"]["derived"])
-    assert set(read_run(results / name).components) == {*KEYS, *derived}
-
-
-def test_a_function_may_return_the_criteria_of_a_rubric(results: Path) -> None:
+def test_a_function_may_return_the_criteria_of_a_rubric(results):
     table = pq.read_table(next((results / "rubric/completions").glob("*.parquet"))).to_pydict()
     rows = STEPS["rubric"]["rewards"]
     assert list(map(json.loads, table[f"{KEYS[1]}_by_criterion"])) == [row[1] for row in rows]
@@ -291,13 +267,13 @@ def test_a_function_may_return_the_criteria_of_a_rubric(results: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path: Path) -> None:
+def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path):
     run_steps(tmp_path, TWO, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     for name in TWO:
         check(tmp_path, name)
 
 
-def test_over_sequences_it_is_trls_own_within_the_known_bound(results: Path) -> None:
+def test_over_sequences_it_is_trls_own_within_the_known_bound(results):
     *_, ours, _ = read(results, "as TRL")
     *_, trls, _ = read(results, "TRL")
     # docs/semantics.md: less than 1e-4 / s, s above 0.6 here, and TRL's float32.
@@ -305,19 +281,10 @@ def test_over_sequences_it_is_trls_own_within_the_known_bound(results: Path) -> 
     assert (ours - trls).abs().max() > 5e-5
 
 
-@pytest.mark.parametrize(("name", "scale"), [("TRL, sum", True), ("TRL, sum unscaled", False)])
-def test_trl_summing_first_is_our_grpo_with_epsilon_1e_4(
-    results: Path, name: str, scale: bool
-) -> None:
-    rewards, mask, logged, _ = read(results, name)
-    groups = [row // 4 for row in range(len(rewards))]
-    found = grpo_advantages(rewards, groups, mask, weights=WEIGHTS, epsilon=1e-4, scale=scale)
-    torch.testing.assert_close(found[:, 0], logged, rtol=2e-6, atol=2e-6)
-
-
-def test_the_report_reads_its_metrics_beside_trls(results: Path) -> None:
+def test_the_report_reads_its_metrics_beside_trls(results):
     ours, trls = read_run(results / "defaults"), read_run(results / "TRL")
-    assert ours.components == trls.components == KEYS
+    assert ours.components == KEYS
+    assert trls.components == KEYS
     found, theirs = ours.metrics[1], trls.metrics[1]
     column = tensor(ROWS)[:, 0]
     assert found["rewards/component_0/mean"] == pytest.approx(float(column.mean()), rel=1e-5)
@@ -344,13 +311,10 @@ def test_the_report_reads_its_metrics_beside_trls(results: Path) -> None:
         ("as TRL", "gdpo", 1e-6),
     ],
 )
-def test_replay_finds_the_settings_of_the_logged_advantages(
-    results: Path, name: str, setting: str, tolerance: float
-) -> None:
-    weights = [] if name == "plain" else WEIGHTS
-    given = ", ".join(f"{key}: {weight}" for key, weight in zip(KEYS, weights, strict=False))
-    override = f"algorithm.gdpo_reward_weights={{{given}}}"
-    found = replay([results / name], [override] if weights else [])
+def test_replay_finds_the_settings_of_the_logged_advantages(results, name, setting, tolerance):
+    weights = ", ".join(f"{key}: {weight}" for key, weight in zip(KEYS, WEIGHTS, strict=True))
+    override = f"algorithm.gdpo_reward_weights={{{weights}}}"
+    found = replay([results / name], [] if name == "plain" else [override])
     assert found.recorded.setting.estimator == setting
     assert found.reproduces is not None
     assert found.reproduces <= tolerance
@@ -362,7 +326,7 @@ OWN += ["shaped", "scheduled", "derived", "derived, partly scored"]
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_its_own_runs_reproduce_in_replay(results: Path, name: str) -> None:
+def test_its_own_runs_reproduce_in_replay(results, name):
     found = replay([results / name], trust=True)
     assert found.reproduces is not None
     assert found.reproduces <= 1e-12
@@ -370,47 +334,36 @@ def test_its_own_runs_reproduce_in_replay(results: Path, name: str) -> None:
     assert not [note for note in found.notes if "no token counts" in note]
 
 
-def test_the_report_draws_the_same_from_trls_state_and_from_its_event_files(
-    results: Path, tmp_path: Path
-) -> None:
+def test_the_same_is_read_from_trls_state_and_from_its_event_files(results, tmp_path):
     pytest.importorskip("tensorboard")
     state, events = results / "reported", tmp_path / "events"
     shutil.copytree(state / "runs", events / "runs")
     mean = float(tensor(ROWS)[:, 0].mean())
-    for run in map(read_run, find_runs([state / "trainer_state.json", events])):
-        assert run.components == KEYS
-        assert run.training_steps == [1]
+    for found_run in map(read_run, find_runs([state / "trainer_state.json", events])):
+        assert found_run.components == KEYS
         # The first two batches are evaluated before the training's, the last two after it.
-        found = run.validation_series(KEYS[0])
+        found = found_run.validation_series(KEYS[0])
         for name, batches in {"easy": (0, 3), "hard": (1, 4)}.items():
-            expected: list[Any] = [
-                (step, pytest.approx(mean + batches[step], rel=1e-5)) for step in (0, 1)
-            ]
-            assert found[name] == expected
-        trained: list[Any] = [(1, pytest.approx(mean + 2, rel=1e-5))]
-        assert run.series(f"rewards/{KEYS[0]}/mean") == trained
-        assert len(run.series("gdpo/sign_conflicts")) == 1
-        (note,) = run.notes
-        assert re.match(r"Of TRL's run, (trainer_state\.json|\w{3}\d\d_\S+) is read: no ", note)
-    page = write_report([state, events], tmp_path / "report").read_text()
-    assert page.count("not logged") < 12
-    summary = (tmp_path / "report/summary.md").read_text()
-    assert "held-out component_0 (easy), before → after" in summary
+            before, after = (pytest.approx(mean + batch, rel=1e-5) for batch in batches)
+            assert found[name] == [(0, before), (1, after)]
+        trained = pytest.approx(mean + 2, rel=1e-5)
+        assert found_run.series(f"rewards/{KEYS[0]}/mean") == [(1, trained)]
+        assert len(found_run.series("gdpo/sign_conflicts")) == 1
 
 
-def logged(results: Path, name: str) -> dict[str, float]:
+def logged(results, name):
     """The metrics of the first step."""
     state = json.loads((results / name / "trainer_state.json").read_text())
     return state["log_history"][0]
 
 
-def test_what_a_subclass_makes_of_the_rewards_is_trained(results: Path) -> None:
+def test_what_a_subclass_makes_of_the_rewards_is_trained(results):
     table, mask, advantages, _ = read(results, "shaped", shaped=True)
     expected = gdpo_advantages(table, [row // 4 for row in range(32)], mask)[:, 0]
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
 
 
-def test_its_reward_is_the_sum_that_is_trained(results: Path) -> None:
+def test_its_reward_is_the_sum_that_is_trained(results):
     weights = torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64)
     sums = apply_conditions(tensor(ROWS).float().double(), KEYS, CONDITION) @ weights
     found = logged(results, "settings")
@@ -421,12 +374,12 @@ def test_its_reward_is_the_sum_that_is_trained(results: Path) -> None:
     assert found["reward"] == pytest.approx(float(by_name.mean()), rel=1e-5)
 
 
-def test_metrics_can_be_switched_off_and_scheduled_weights_are_among_them(results: Path) -> None:
+def test_metrics_can_be_switched_off_and_scheduled_weights_are_among_them(results):
     assert not [name for name in logged(results, "no metrics") if name.startswith("gdpo/")]
     assert logged(results, "scheduled")["gdpo/component_0/weight"] == 0.25
 
 
-def test_what_has_no_effect_is_warned_of(results: Path) -> None:
+def test_what_has_no_effect_is_warned_of(results):
     warned = (results / "no metrics" / "warnings.txt").read_text()
     assert warned.startswith("GRPOConfig.scale_rewards='none' has no effect in GDPOTrainer")
     warned = (results / "scheduled" / "warnings.txt").read_text()
@@ -434,17 +387,13 @@ def test_what_has_no_effect_is_warned_of(results: Path) -> None:
     assert not (results / "defaults" / "warnings.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("weights twice", r"gdpo\.gdpo_reward_weights: GRPOConfig\.reward_weights is set"),
-        ("infinite", "finite number, .* for 'component_1', found -inf for row 0"),
-        *[(f"refused {number}", message) for number, (_, message) in enumerate(REFUSED)],
-    ],
-)
-def test_wrong_settings_and_rewards_are_named_in_words_of_the_trainers(
-    results: Path, name: str, message: str
-) -> None:
+MESSAGES = {f"refused {number}": message for number, (_, message) in enumerate(REFUSED)}
+MESSAGES["weights twice"] = r"gdpo\.gdpo_reward_weights: GRPOConfig\.reward_weights is set"
+MESSAGES["infinite"] = "finite number, .* for 'component_1', found -inf for row 0"
+
+
+@pytest.mark.parametrize(("name", "message"), MESSAGES.items(), ids=MESSAGES)
+def test_wrong_settings_and_rewards_are_named_in_words_of_the_trainers(results, name, message):
     error = (results / name / "error.txt").read_text()
     assert re.search(message, error), error
     assert "algorithm." not in error
@@ -467,7 +416,7 @@ ours.GDPOTrainer()
 """
 
 
-def test_the_doctor_is_content_without_verl_and_a_trl_that_does_not_fit_is_named() -> None:
+def test_the_doctor_is_content_without_verl_and_a_trl_that_does_not_fit_is_named():
     output = run_beside_trl("-c", DOCTOR_AND_MISFIT)
     lines = [line.split(maxsplit=2) for line in output.stdout.splitlines()]
     assert ["ok", "trl", "1.16.0"] in lines
@@ -493,7 +442,7 @@ Qwen2ForCausalLM(Qwen2Config(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
-def test_the_example_trains_and_is_reported(tmp_path: Path, estimator: str) -> None:
+def test_the_example_trains_and_is_reported(tmp_path, estimator):
     # In verl's columns, as gdpo-verl prepare writes them.
     turns = [[{"role": "user", "content": f"word{i} word2"}] for i in range(1, 9)]
     truths = [{"style": "rule", "ground_truth": str(i)} for i in range(1, 9)]
@@ -515,15 +464,15 @@ def test_the_example_trains_and_is_reported(tmp_path: Path, estimator: str) -> N
         "report_to": "none",
         "gradient_checkpointing": False,
     }
-    given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    given = [f"--{name}={value}" for name, value in options.items()]
     example = str(ROOT / "examples/trl_gsm8k.py")
     output = run_beside_trl(example, estimator, *given)
     assert output.returncode == 0, output.stderr[-3000:]
     assert find_runs([tmp_path]) == [tmp_path / "run"]
-    run = read_run(tmp_path / "run")
-    assert set(run.components) == {"correctness", "integer", "format"}
-    assert run.training_steps == [1, 2]
-    assert ("gdpo/format/advantage_share" in run.metrics[2]) == (estimator == "gdpo")
+    trained = read_run(tmp_path / "run")
+    assert set(trained.components) == {"correctness", "integer", "format"}
+    assert trained.training_steps == [1, 2]
+    assert ("gdpo/format/advantage_share" in trained.metrics[2]) == (estimator == "gdpo")
     assert "expected gdpo or grpo as the first argument, found 'gpdo'" in (
         run_beside_trl(example, "gpdo").stderr
     )

@@ -1,7 +1,5 @@
 """Trainings and clusters, one at a time: the task, the tiny policy, verl's driver, no hub."""
 
-from __future__ import annotations
-
 from trainings import driver as driver
 from trainings import no_hub as no_hub
 from trainings import policy as policy

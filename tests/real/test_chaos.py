@@ -3,8 +3,6 @@
 Whoever starts the nodes of a cluster starts one again that is lost; here the test does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,11 +11,10 @@ import re
 import signal
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 from processes import session
-from test_cluster import Cluster, running_cluster
+from test_cluster import running_cluster
 from test_faults import Victim, prompts, steps_of, undisturbed
 from waiting import HANGS, wait_for
 
@@ -43,39 +40,42 @@ MAY_STOP = ("ray::WorkerDict", "ray::AgentLoopWorker", "VLLM::EngineCore", "VLLM
 class OnTwoNodes(Victim):
     """A job on a cluster, which retries."""
 
-    def __init__(self, run: Path, toolbox: Path, policy: Path, cluster: Cluster) -> None:
+    def __init__(self, run, toolbox, policy, cluster):
         super().__init__(run, toolbox, policy)
         self.cluster = cluster
 
-    def start(self, *options: str) -> None:
+    def start(self, *options):
         steps = f"trainer.total_training_steps={self.steps}"
         self.launcher = self.cluster.submit(self.run, *self.overrides, steps, *options)
 
 
-def starts_of(run: Path) -> list[list[int]]:
+def starts_of(run):
     """The steps that each start logged, in their order."""
     earlier = sorted(run.glob("metrics.*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
-    files = [*earlier, *run.glob("metrics.jsonl")]
-    logged = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    return [
-        [record["step"] for record in records if "timing_s/step" in record["data"]]
-        for records in logged
-    ]
+    found = []
+    for file in [*earlier, *run.glob("metrics.jsonl")]:
+        records = map(json.loads, file.read_text().splitlines())
+        found.append([record["step"] for record in records if "timing_s/step" in record["data"]])
+    return found
 
 
-def has_stepped(victim: Victim) -> bool:
+def has_stepped(victim):
     """The start that runs has logged a step; each start sets aside what others logged."""
     return bool(steps_of(victim.run)) or not victim.running()
 
 
-def there(victim: OnTwoNodes) -> dict[str, list[int]]:
+def there(victim):
     """The processes of each part that is there at this moment."""
     members = [*session(victim.leader), *victim.cluster.members()]
-    found = {part: [pid for pid, args in members if re.search(part, args)] for part in PARTS}
-    return {part: pids for part, pids in found.items() if pids}
+    found = {}
+    for part in PARTS:
+        for pid, args in members:
+            if re.search(part, args):
+                found.setdefault(part, []).append(pid)
+    return found
 
 
-def is_over(victim: OnTwoNodes, leader: int, ended: set[int], *, early: bool) -> bool:
+def is_over(victim, leader, ended, *, early):
     """The start that was struck has ended with all its processes, or does without one.
 
     A start that has not come to a node, which is early, waits until the node is there again.

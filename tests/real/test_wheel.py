@@ -1,16 +1,13 @@
 """The package as it is published: built, and installed alone beside verl."""
 
-from __future__ import annotations
-
 import re
-import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from processes import environment_without
+from processes import environment_without, run
 from trainings import SMALL_STEPS, Training, inputs, overrides_of
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +21,8 @@ pytestmark = [
 ]
 
 
-def run(*command: object, **options: object) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=False, **options
-    )
+def output_of(*command, **options):
+    done = run(*command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -36,15 +31,15 @@ def run(*command: object, **options: object) -> str:
 def wheel(tmp_path_factory):
     """The wheel made of the source archive beside it."""
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
+    output_of(sys.executable, "-m", "build", "--outdir", out, ROOT)
     (wheel,) = out.glob("*.whl")
     return wheel
 
 
 def test_wheel_has_every_module_recipe_and_template_and_nothing_of_the_tests(wheel):
-    run(sys.executable, "-m", "twine", "check", "--strict", *wheel.parent.iterdir())
+    output_of(sys.executable, "-m", "twine", "check", "--strict", *wheel.parent.iterdir())
     names = set(zipfile.ZipFile(wheel).namelist())
-    tracked = run("git", "ls-files", "gdpo_verl", "recipes", cwd=ROOT).split()
+    tracked = output_of("git", "ls-files", "gdpo_verl", "recipes", cwd=ROOT).split()
     wanted = {re.sub("^recipes/", "gdpo_verl/recipes/", name) for name in tracked}
     assert {name for name in names if ".dist-info/" not in name} == wanted
 
@@ -53,7 +48,7 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
     wheel, toolbox, policy, tmp_path
 ):
     python = environment_without(re.compile("gdpo_verl"), tmp_path / "environment")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel)
+    output_of(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel)
     directory = tmp_path / "elsewhere"
     directory.mkdir()
     train = [
@@ -68,8 +63,8 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
         "trainer.save_freq=2",
     ]
     two = "trainer.total_training_steps=2"
-    assert "All checks passed" in run(*train, two, "--dry-run", cwd=directory)
-    run(*train, two, cwd=directory)
+    assert "All checks passed" in output_of(*train, two, "--dry-run", cwd=directory)
+    output_of(*train, two, cwd=directory)
     training = Training(directory / "run")
     padded = training.metrics()
     assert sorted(padded) == [1, 2]
@@ -77,7 +72,7 @@ def test_wheel_alone_trains_a_recipe_by_its_name_and_makes_the_run_longer(
     # The rest with rows packed, and with a dump of every second step.
     packed = "actor_rollout_ref.model.use_remove_padding=true"
     longer = ["trainer.total_training_steps=4", "trainer.rollout_dump_freq=2", packed]
-    run(*train, *longer, cwd=directory)
+    output_of(*train, *longer, cwd=directory)
     assert sorted(training.metrics()) == [3, 4]
     assert {file.stem for file in (directory / "run/rollouts").glob("*.jsonl")} == {"1", "2", "4"}
     for metrics in (padded | training.metrics()).values():

@@ -1,7 +1,5 @@
 """The recipes and their tasks: no hub, the tiny policy and a driver that trains it."""
 
-from __future__ import annotations
-
 from trainings import driver as driver
 from trainings import no_hub as no_hub
 from trainings import policy as policy

@@ -1,7 +1,5 @@
 """The recipes' cases, judged: each as it says."""
 
-from __future__ import annotations
-
 import importlib
 import json
 

@@ -1,7 +1,5 @@
 """The data sets made here: columns, determinism, disjoint splits, sound ground truths."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -67,7 +65,6 @@ def test_a_prompt_numbers_its_tools_and_an_answer_has_one_line_a_call():
         pytest.param(bfcl, False, marks=needs_bfcl),
         pytest.param(reasoning_gym, True, marks=needs_sums),
     ],
-    ids=["toolbox", "tool_turns", "gsm8k", "bfcl", "reasoning_gym"],
 )
 def test_a_seed_decides_every_byte_and_no_seed_asks_a_held_out_question(tmp_path, module, drawn):
     options = {}

@@ -1,13 +1,10 @@
 """BFCL: what is asked, by bfcl-eval's own loop, checkers and evaluation, and through verl."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
 
@@ -314,7 +311,7 @@ def test_accuracies_and_averages_are_those_of_bfcl_evals_own_evaluation(question
     assert len(set(ours.values())) > 5
 
 
-def evaluated_by_bfcl_eval(said, directory: Path):
+def evaluated_by_bfcl_eval(said, directory):
     """{category: accuracy} that bfcl-eval finds in result files."""
     results, scores = directory / "result", directory / "score"
     speaker = bfcl_turns.Handler()

@@ -1,7 +1,5 @@
 """The sets of published tables: mathematics in each layout they are published in."""
 
-from __future__ import annotations
-
 import pytest
 from gdpo_verl.recipes.math_length.benchmarks import SETS
 from gdpo_verl.recipes.math_length.rows import REQUEST

@@ -1,20 +1,16 @@
 """Every recipe on every hardware: composed, known to verl, and fair to its control."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fake_verl
 import hydra
 import pytest
 import yaml
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from transformers import Qwen2Config
 
 from gdpo_verl.cpu.patches import name_vllm
@@ -44,22 +40,22 @@ name_vllm()  # verl asks for vLLM's version when LoRA is on; the CPU build has a
 
 
 @functools.cache
-def compose(name: str, hardware: str) -> DictConfig:
+def compose(name, hardware):
     files = [f"data.{key}=/dev/null" for key in ("train_files", "val_files")]
     return fake_verl.compose(name, f"hardware={hardware}", *files)
 
 
 @functools.cache
-def verls_own() -> dict[str, Any]:
+def verls_own():
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return plain(hydra.compose("ppo_trainer"))
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]
+def plain(config):
+    return OmegaConf.to_container(config, resolve=False)
 
 
-def unknown_keys(node: dict[str, Any], known: Any, path: str = "") -> Iterator[str]:
+def unknown_keys(node, known, path=""):
     """Keys that are neither in verl's configuration nor fields of the class it makes of it."""
     known = known if isinstance(known, dict) else {}
     fields = set(known)

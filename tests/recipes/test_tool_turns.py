@@ -1,13 +1,10 @@
 """Tools that run over several turns: tools, problems, rewards, verl's own loop, a training."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_verl import compose
@@ -142,7 +139,7 @@ def test_a_stopped_session_has_what_the_tools_told_and_at_times_a_refusal():
 NAMES = ("correctness", "executed", "economy", "format")
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name, **arguments):
     return tool_turns.written((name, arguments))
 
 
@@ -172,10 +169,10 @@ def test_a_row_without_its_number_of_calls_cannot_be_judged():
 class Script:
     """Stands for vLLM: gives the turns of a script, each ended as the policy ends its own."""
 
-    def __init__(self, tokenizer: Any, turns: list[str]) -> None:
+    def __init__(self, tokenizer, turns):
         self.tokenizer, self.turns = tokenizer, iter(turns)
 
-    async def generate(self, **kwargs: Any) -> Any:
+    async def generate(self, **kwargs):
         from verl.workers.rollout.replica import TokenOutput
 
         ids = self.tokenizer.encode(f"{next(self.turns)}{self.tokenizer.eos_token}")
@@ -187,7 +184,7 @@ def tokenizer():
     return train_tokenizer(TASK, 0, vocabulary=TASK.settings.vocabulary)
 
 
-def session(tokenizer: Any, *turns: str, tools: Path = TOOLS_FILE) -> Any:
+def session(tokenizer, *turns, tools=TOOLS_FILE):
     """verl's tool agent with the recipe's settings, from the first turn to its output."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
@@ -196,7 +193,7 @@ def session(tokenizer: Any, *turns: str, tools: Path = TOOLS_FILE) -> Any:
     # Longer than the recipe's, so that all fits that a tool tells of a fault.
     config = compose("tool_turns/gdpo", "actor_rollout_ref.rollout.response_length=600")
 
-    async def dialogue() -> Any:
+    async def dialogue():
         loop = ToolAgentLoop(
             trainer_config=DictConfigWrap(config),
             server_manager=Script(tokenizer, list(turns)),

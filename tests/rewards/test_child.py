@@ -1,7 +1,5 @@
 """Programs and functions in a sandbox: what runs, and how each end is told."""
 
-from __future__ import annotations
-
 import pytest
 from test_sandbox import FOUND, HOLDS, LIMITS, SHORT, still_works
 from test_sandbox import sandbox as sandbox
@@ -14,7 +12,7 @@ from gdpo_verl.sandbox.child import decode, encode
 ENDINGS = [case for case in cases_of("code") if case["why"].startswith("how it ends: ")]
 
 
-def ending(sandbox: Sandbox, code: str, name: str) -> Status:
+def ending(sandbox, code, name):
     """The end of a program, or of a call of its function."""
     if not name:
         return sandbox.run(code).status

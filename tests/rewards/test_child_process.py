@@ -3,11 +3,8 @@
 Deadlines, long lines and children that do not read: test_deadline.py and test_session.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Iterator
 
 import pytest
 from waiting import is_alive, wait_for
@@ -16,7 +13,7 @@ from gdpo_verl.sandbox.child_process import ChildProcess
 
 
 @contextlib.contextmanager
-def child(program: str) -> Iterator[ChildProcess]:
+def child(program):
     process = ChildProcess(["sh", "-c", program])
     try:
         yield process
@@ -28,14 +25,12 @@ ENDS = ["true", "read x; echo no JSON", "read x; kill -9 $$", "read x; echo 1234
 
 
 @pytest.mark.parametrize("program", ENDS)
-def test_a_process_that_gives_no_json_or_too_much_has_ended_as_far_as_anyone_can_tell(
-    program: str,
-) -> None:
+def test_a_process_that_gives_no_json_or_too_much_has_ended_as_far_as_anyone_can_tell(program):
     with child(program) as process, pytest.raises(EOFError):
         process.ask("x" * 300_000, time.monotonic() + 600, most=4)
 
 
-def test_what_it_started_ends_with_it() -> None:
+def test_what_it_started_ends_with_it():
     with child("sleep 600 & read x; echo $!; wait") as process:
         started = process.ask(None, time.monotonic() + 600)
         assert is_alive(started)

@@ -1,7 +1,5 @@
 """The code rewards: by hand, against cheats, on HumanEval."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +24,7 @@ def of(entry_point, test):
 
 
 @HOLDS
-def test_integers_of_any_size_are_read_and_compared() -> None:
+def test_integers_of_any_size_are_read_and_compared():
     # int() and str() stop at 4300 digits.
     numbers = ["1" + "0" * 3999, "9" * 4000, "1" + "0" * 12_345]
     inputs = ", ".join(f"[{number}]" for number in numbers)

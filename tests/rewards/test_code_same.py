@@ -1,15 +1,13 @@
 """The comparison of what a program gave with what its test asks for."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
-import subprocess
 import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run
 from test_tool_call import JSON
 from verdicts import cases_of
 
@@ -36,10 +34,7 @@ print(json.dumps(found))
 
 
 def verls(rows):
-    text = json.dumps(rows)
-    ran = subprocess.run(
-        [sys.executable, "-c", VERLS], input=text, capture_output=True, text=True, check=False
-    )
+    ran = run(sys.executable, "-c", VERLS, input=json.dumps(rows))
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(ran.stdout)
 

@@ -1,20 +1,18 @@
 """The declaration of a reward's components: how it is attached, read and refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from gdpo_verl.rewards import Component, declared_components, declares
 
 
-def test_the_function_stays_what_it_was() -> None:
-    async def reward(x: int) -> int:
+def test_the_function_stays_what_it_was():
+    async def reward(x):
         return x + 1
 
     assert declares("a")(reward) is reward
 
 
-def test_a_class_declares_by_its_attribute() -> None:
+def test_a_class_declares_by_its_attribute():
     class Manager:
         components = ("a", Component("b", -3, 3))
 
@@ -22,8 +20,8 @@ def test_a_class_declares_by_its_attribute() -> None:
     assert declared_components(type("One", (), {"components": "a"})) == (Component("a"),)
 
 
-@pytest.mark.parametrize("reward", [print, None], ids=["built-in", "None"])
-def test_what_declares_nothing_has_no_components(reward: object) -> None:
+@pytest.mark.parametrize("reward", [print, None])
+def test_what_declares_nothing_has_no_components(reward):
     assert declared_components(reward) == ()
 
 
@@ -37,7 +35,7 @@ def test_what_declares_nothing_has_no_components(reward: object) -> None:
     ],
     ids=str,
 )
-def test_a_bad_declaration_is_refused_where_it_stands(entries: list, expected: str) -> None:
+def test_a_bad_declaration_is_refused_where_it_stands(entries, expected):
     with pytest.raises(ValueError, match=f"^components: {expected}"):
         declares(*entries)(lambda: None)
 
@@ -45,6 +43,6 @@ def test_a_bad_declaration_is_refused_where_it_stands(entries: list, expected: s
 @pytest.mark.parametrize(
     ("low", "high"), [(1, 0), (0, float("inf")), (float("nan"), 1), ("0", 1), ((0, 1), None)]
 )
-def test_a_range_that_is_none_is_refused(low: object, high: object) -> None:
+def test_a_range_that_is_none_is_refused(low, high):
     with pytest.raises(ValueError, match=r"^component 'a': expected .* found low="):
         Component("a", low, high)

@@ -1,14 +1,11 @@
 """The pool of workers with a deadline: what hangs, dies or is killed holds up nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from waiting import is_alive, wait_for
@@ -37,7 +34,7 @@ serve_questions(answer)
 
 
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def pool(tmp_path, monkeypatch):
     (tmp_path / "asked_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return DeadlinePool("asked_worker", size=2)
@@ -68,7 +65,7 @@ def test_questions_at_once_get_a_worker_each_and_waiting_for_one_does_not_count(
     assert len(set(pids)) == 2
 
 
-@pytest.mark.parametrize("question", [["raise"], ["memory", 2**31]], ids=["raises", "memory"])
+@pytest.mark.parametrize("question", [["raise"], ["memory", 2**31]])
 def test_a_question_that_kills_is_reported_and_the_pool_goes_on(pool, question, capfd):
     with pytest.raises(EOFError):
         pool.ask(question, deadline=60)
@@ -119,7 +116,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
+@pytest.mark.parametrize("killed", [True, False])
 def test_workers_end_with_their_parent(pool, tmp_path, killed):
     (tmp_path / "parent.py").write_text(PARENT)
     command = [sys.executable, str(tmp_path / "parent.py"), "600" if killed else "0"]

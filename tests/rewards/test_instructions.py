@@ -4,15 +4,12 @@ recipes/instructions/cases.jsonl has verdicts; here are the learned reward's ran
 optimiser would find, hostile texts, the clock and the rows.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +28,7 @@ from gdpo_verl.rewards.parse_error import ParseError
 SEA = "The ocean covers most of the planet. Fish and whales live in it; ships cross it every day."
 
 
-def judge(text: str, topic: str = "the sea", **constraints: dict[str, Any]) -> dict[str, Any]:
+def judge(text, topic="the sea", **constraints):
     """The components that are scored, of constraints by the second part of their ids."""
     known = {name.partition(":")[2]: name for name in rewards.registry()}
     named = {known.get(name, name): options for name, options in constraints.items()}
@@ -48,7 +45,7 @@ def judge(text: str, topic: str = "the sea", **constraints: dict[str, Any]) -> d
         ("<think>the sea the sea</think>Bicycles.", 0.0, 0.1),
     ],
 )
-def test_the_learned_reward_likes_the_topic(text: str, low: float, high: float) -> None:
+def test_the_learned_reward_likes_the_topic(text, low, high):
     assert low <= judge(text)["relevance"] <= high
 
 
@@ -57,13 +54,13 @@ GIBBERISH = (Path(__file__).parent / "gibberish.txt").read_text(encoding="utf-8"
 
 
 @pytest.mark.parametrize("text", GIBBERISH)
-def test_gibberish_has_no_own_words(text: str) -> None:
+def test_gibberish_has_no_own_words(text):
     topics = instructions.TOPICS[::6]
     paid = [topic for topic in topics if has_own_words(topic, text.replace("TOPIC", topic))]
     assert not paid
 
 
-def test_lists_of_related_words_are_no_text() -> None:
+def test_lists_of_related_words_are_no_text():
     embeddings = own_words._embeddings()
     # A piece that begins a word begins with this sign.
     pieces = [piece for piece in embeddings.tokenizer.get_vocab() if piece[0] == "▁"]
@@ -78,9 +75,7 @@ def test_lists_of_related_words_are_no_text() -> None:
 
 
 @pytest.mark.parametrize("text", [SEA, ""])
-def test_what_nobody_can_check_is_counted_and_not_scored(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_can_check_is_counted_and_not_scored(text, monkeypatch):
     monkeypatch.setattr("nltk.data.path", [])  # with which sentences would be told apart
     found = judge(
         text,
@@ -97,12 +92,12 @@ def test_what_nobody_can_check_is_counted_and_not_scored(
     assert found["format"] == 0.0
 
 
-def test_a_ground_truth_nested_too_deep_is_told() -> None:
+def test_a_ground_truth_nested_too_deep_is_told():
     found = rewards.compute_score("", SEA, "[" * 9999)
     assert (found["parse_error"], found["score"]) == (ParseError.GROUND_TRUTH, 0.0)
 
 
-def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_keeps_a_checker_beyond_its_deadline(monkeypatch):
     monkeypatch.setattr(rewards, "DEADLINE", 1e-4)
     # What cannot be judged stays so.
     found = judge(
@@ -120,7 +115,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\0", *HOSTILE], ids=lambda text: repr(text[:9]))
-def test_hostile_texts_are_judged_in_linear_time(text: str) -> None:
+def test_hostile_texts_are_judged_in_linear_time(text):
     start = time.process_time()
     found = judge(
         f"a{text}x",
@@ -140,13 +135,14 @@ def test_hostile_texts_are_judged_in_linear_time(text: str) -> None:
     assert 0 <= found["score"] <= 5
 
 
-def test_drawn_constraints_are_of_different_kinds_and_judged() -> None:
+def test_drawn_constraints_are_of_different_kinds_and_judged():
     used = set()
     drawn = generated.examples("x", "train", instructions.draw_example, 0)
     for example in islice(drawn, 300):
         names = json.loads(example.ground_truth)["instruction_id_list"]
         kinds = [name.partition(":")[0] for name in names]
-        assert 1 <= len(kinds) == len(set(kinds)) <= 3
+        assert 1 <= len(kinds) <= 3
+        assert len(kinds) == len(set(kinds))
         found = rewards.compute_score("", SEA, example.ground_truth)
         assert found["unchecked"] == 0
         assert sum(found[kind] is not None for kind in rewards.KINDS.values()) == len(kinds)
@@ -159,7 +155,7 @@ EMPTY = dict.fromkeys(
 )
 
 
-def published(function: str, **arguments: Any) -> dict[str, Any]:
+def published(function, **arguments):
     """A row in RLVR-IFeval's columns."""
     truth = json.dumps({"func_name": function, **EMPTY, **arguments})
     return {"messages": [{"role": "user", "content": f"Write. {truth}"}], "ground_truth": truth}
@@ -169,7 +165,7 @@ WORDS = "length_constraints:number_words"
 PROMPT = "Say it.\n\n\nTwice \\(x\\)."
 HELLO = [{"role": "user", "content": "Hi"}]
 # Rows, and the constraint that is made of each.
-PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+PUBLISHED = [
     (published("validate_no_commas"), {"punctuation:no_comma": {}}),
     (
         published("validate_word_constraint", N=9, quantifier="at most"),
@@ -222,16 +218,14 @@ PUBLISHED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def converted(values: dict[str, Any]) -> dict[str, Any]:
+def converted(values):
     """The ground truth that is made of a row."""
     row = instructions.convert(Record("in.jsonl", 0, None, values))
     return json.loads(row["reward_model"]["ground_truth"])
 
 
 @pytest.mark.parametrize(("values", "constraint"), PUBLISHED)
-def test_a_published_row_keeps_what_can_be_checked(
-    values: dict[str, Any], constraint: dict[str, Any]
-) -> None:
+def test_a_published_row_keeps_what_can_be_checked(values, constraint):
     truth = converted(values)
     assert truth["topic"] == values["messages"][0]["content"]
     assert dict(zip(truth["instruction_id_list"], truth["kwargs"], strict=True)) == constraint
@@ -252,17 +246,17 @@ REJECTED = [
 
 
 @pytest.mark.parametrize("values", REJECTED)
-def test_a_published_row_that_no_checker_can_judge_is_rejected(values: dict[str, Any]) -> None:
+def test_a_published_row_that_no_checker_can_judge_is_rejected(values):
     with pytest.raises(ValueError, match=r"[Ee]xpect"):
         converted(values)
 
 
-def test_what_a_rejected_row_asked_for_is_named() -> None:
+def test_what_a_rejected_row_asked_for_is_named():
     with pytest.raises(ValueError, match="'quantifier': 'around'"):
         converted(published("validate_word_constraint", N=9, quantifier="around"))
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "if_verifiable.ifeval.instructions_registry", None)
     rewards.registry.cache_clear()
     with pytest.raises(ModuleNotFoundError, match="with: pip install if-verifiable=="):
@@ -272,7 +266,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         own_words._embeddings.__wrapped__()
 
 
-def test_as_a_rubric_the_constraints_of_the_prompt_are_its_criteria() -> None:
+def test_as_a_rubric_the_constraints_of_the_prompt_are_its_criteria():
     names = {"no_comma": "punctuation:no_comma", "title": "detectable_format:title"}
     truth = instructions.ground_truth("the sea", {name: {} for name in names.values()})
     usual = rewards.compute_score("", SEA, truth)

@@ -8,8 +8,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,7 +29,7 @@ ASK = {"question": "Is {response} right? 1 to 5.", "scale": FIVE}
 # ---------------------------------------------------------------- its server
 
 
-def reply(choice: dict[str, Any]) -> str:
+def reply(choice):
     return json.dumps({"choices": [choice]})
 
 
@@ -46,7 +44,7 @@ class Server(Handler):
     at_once, most_at_once, sent = 0, 0, 0
     lock = threading.Lock()
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.request_body()
         with self.lock:
             Server.asked.append(body | {"path": self.path, "key": self.headers["Authorization"]})
@@ -74,7 +72,7 @@ class Server(Handler):
                 self.drip()
             self.answer(text, status)
 
-    def drip(self) -> None:
+    def drip(self):
         """Keep the connection alive and never answer, as gateways do."""
         self.send_response(200)
         self.end_headers()
@@ -84,7 +82,7 @@ class Server(Handler):
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(monkeypatch):
     monkeypatch.setattr(module, "BACKOFF", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     Server.asked, Server.most_at_once, Server.text = [], 0, GOOD
@@ -92,10 +90,10 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"{address}/v1"
 
 
-def ask(times: int = 1, **settings: Any) -> list[dict[str, Any]]:
+def ask(times=1, **settings):
     judge = Judge.read(ASK | settings)
 
-    async def all_at_once() -> list[dict[str, Any]]:
+    async def all_at_once():
         texts = {"prompt": "2 + 2?", "response": "four {prompt}", "ground_truth": "4"}
         return await asyncio.gather(*(judge.ask(**texts) for _ in range(times)))
 
@@ -118,9 +116,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize(("text", "value", "said", "error"), REPLIES.values(), ids=REPLIES)
-def test_a_reply_of_any_shape_is_a_value_or_an_error(
-    url: str, text: str, value: float | None, said: str | None, error: str
-) -> None:
+def test_a_reply_of_any_shape_is_a_value_or_an_error(url, text, value, said, error):
     Server.text = text
     (found,) = ask(url=url, model="any", name="helpful", repeats=0)
     assert found["helpful"] == (None if value is None else pytest.approx(value))
@@ -149,9 +145,7 @@ DOWN = "http://127.0.0.1:9/v1"
     ],
     ids=str,
 )
-def test_a_server_at_its_worst_costs_a_value_and_no_more(
-    url: str, settings: dict, error: str, requests: int
-) -> None:
+def test_a_server_at_its_worst_costs_a_value_and_no_more(url, settings, error, requests):
     (found,) = ask(**{"url": url, **settings})
     assert found["judge"] == (None if error else pytest.approx(0.85))
     assert error in found["judge_error"]
@@ -160,10 +154,8 @@ def test_a_server_at_its_worst_costs_a_value_and_no_more(
 
 
 @pytest.mark.parametrize("model", ["fails", "plain", "m"])
-@pytest.mark.parametrize("host", ["", "a.host:no", "127.0.0.1:9"], ids=["up", "invalid", "down"])
-def test_no_error_repeats_a_secret(
-    url: str, monkeypatch: pytest.MonkeyPatch, host: str, model: str
-) -> None:
+@pytest.mark.parametrize("host", ["", "a.host:no", "127.0.0.1:9"])
+def test_no_error_repeats_a_secret(url, monkeypatch, host, model):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     address = host or url.removeprefix("http://").removesuffix("/v1")
     Server.text = "secret-key" if model == "m" else GOOD
@@ -175,16 +167,17 @@ def test_no_error_repeats_a_secret(
     assert "secret" not in repr(Judge.read(ASK | {"url": secret, "model": "m"}))
 
 
-def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked(url, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "mine")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # in the cluster there is none
     question = 'Of {prompt} is {response}, as {ground_truth} and {"json": 1} {other} are? \ud800'
     extra = {"max_tokens": 512, "top_logprobs": None, "chat_template_kwargs": {"a": False}}
-    ask(url=url, model="good", question=question, request=extra)
+    scale = [0, 0.5, "all"]
+    ask(url=url, model="good", question=question, request=extra, scale=scale)
     (asked,) = Server.asked
     # What a response says in braces stays as it is.
     text = r'Of 2 + 2? is four {prompt}, as 4 and {"json": 1} {other} are? \ud800'
-    rating = {"type": ["number", "string"], "enum": FIVE}
+    rating = {"type": ["number", "string"], "enum": scale}
     schema = {
         "type": "object",
         "properties": {"rating": rating},
@@ -208,22 +201,15 @@ def test_what_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_a_rating_is_a_word_of_the_scale_as_it_was_written(url: str) -> None:
-    ask(url=url, model="good", scale=[0, 0.5, "all"])
-    (asked,) = Server.asked
-    schema = asked["response_format"]["json_schema"]["schema"]
-    assert schema["properties"]["rating"]["enum"] == [0, 0.5, "all"]
-
-
 @pytest.mark.parametrize("own", [{"structured_outputs": {"regex": "[1-5]"}}, {}], ids=str)
-def test_a_request_may_ask_for_another_structured_output_or_none(url: str, own: dict) -> None:
+def test_a_request_may_ask_for_another_structured_output_or_none(url, own):
     ask(url=url, model="good", request=own or {"response_format": None})
     (asked,) = Server.asked
     assert "response_format" not in asked
     assert own.items() <= asked.items()
 
 
-def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url: str) -> None:
+def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url):
     found = ask(36, url=url, model="measured", requests=3, seconds=1)
     assert [each["judge_error"] for each in found] == [""] * 36
     assert (len(Server.asked), Server.most_at_once) == (36, 3)
@@ -239,20 +225,20 @@ RUBRIC = [
 GRADES = {"question": "{prompt}\n{response}\n{criteria}", "rubric": "rubric", "scale": None}
 
 
-def grade(**settings: Any) -> dict[str, Any]:
+def grade(**settings):
     judge = Judge.read(GRADES | {"model": "good", "repeats": 0} | settings)
     texts = {"prompt": "2 + 2?", "response": "four", "ground_truth": "4"}
     return asyncio.run(judge.ask(criteria=RUBRIC, **texts))
 
 
-def verdicts(*values: float | None) -> dict[str, Any]:
+def verdicts(*values):
     graded = {}
     for each, value in zip(RUBRIC, values, strict=True):
         graded[each["name"]] = {"value": value, "weight": each.get("weight", 1)}
     return graded
 
 
-def test_one_request_asks_for_a_verdict_on_each_criterion(url: str) -> None:
+def test_one_request_asks_for_a_verdict_on_each_criterion(url):
     Server.text = reply(answer('{"1": true, "2": false, "3": true}'))
     assert grade(url=url)["judge"] == verdicts(1, 0, 1)
     (asked,) = Server.asked
@@ -277,9 +263,7 @@ def test_one_request_asks_for_a_verdict_on_each_criterion(url: str) -> None:
         ('["1", true]', None),
     ],
 )
-def test_a_criterion_without_a_verdict_is_not_scored(
-    url: str, text: str, values: tuple[float | None, ...] | None
-) -> None:
+def test_a_criterion_without_a_verdict_is_not_scored(url, text, values):
     Server.text = reply(answer(text))
     found = grade(url=url)
     assert found["judge"] == (None if values is None else verdicts(*values))
@@ -287,10 +271,10 @@ def test_a_criterion_without_a_verdict_is_not_scored(
 
 
 @pytest.mark.parametrize("rubric", [None, [], "cites", [{"name": "a"}], [*RUBRIC, RUBRIC[0]]])
-def test_a_row_without_criteria_asks_nothing_and_says_so(url: str, rubric: Any) -> None:
+def test_a_row_without_criteria_asks_nothing_and_says_so(url, rubric):
     judge = Judge.read(GRADES | {"url": url, "model": "good"})
     found = asyncio.run(judge.ask(criteria=rubric, response="four"))
-    assert found["judge"] is found["judge_said"] is None
+    assert (found["judge"], found["judge_said"]) == (None, None)
     assert found["judge_error"].startswith("extra_info['rubric']: expected a list of {name,")
     assert not Server.asked
 
@@ -325,18 +309,18 @@ NAIVE = {"reward_manager": {"name": "naive"}}
 
 
 @pytest.fixture(scope="module")
-def recipe() -> Any:
+def recipe():
     composed = compose("toolbox/gdpo")
     OmegaConf.set_struct(composed, False)
     return composed
 
 
 @pytest.fixture
-def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
+def configured(tmp_path, recipe):
     """The recipe with one of the functions above, changed keys, and the judge's settings."""
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def build(function: str = "one", *, reward: Any = None, algorithm: Any = None, **judge: Any):
+    def build(function="one", *, reward=None, algorithm=None, **judge):
         settings = ASK | {"url": "http://a.host/v1", "model": "m"} | judge
         own = {
             "path": str(tmp_path / "rewards.py"),
@@ -349,7 +333,7 @@ def configured(tmp_path: Path, recipe: Any) -> Callable[..., Any]:
     return build
 
 
-def test_a_judge_is_declared_beside_the_functions_components(configured: Callable) -> None:
+def test_a_judge_is_declared_beside_the_functions_components(configured):
     config = configured(name="helpful", most_failed=0.25)
     declared = declared_reward(config)
     assert declared == (Component("short", 0, 1), Component("helpful", 0, 1, most_unscored=0.25))
@@ -358,7 +342,7 @@ def test_a_judge_is_declared_beside_the_functions_components(configured: Callabl
     assert declared_reward(named) == (Component("judge", 0, 1, most_unscored=0.1),)
 
 
-def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> None:
+def test_an_argument_of_that_name_is_the_functions_own(configured):
     config = configured("own", reward=NAIVE, scale="anything")
     assert declared_reward(config) == (Component("short"),)
     assert unnamed_arguments(config) == []
@@ -395,9 +379,7 @@ def test_an_argument_of_that_name_is_the_functions_own(configured: Callable) -> 
         ({"reward": NAIVE}, r": .*=naive asks no judge\. Set it to gdpo"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_key(
-    configured: Callable, changes: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_work_is_refused_with_its_key(configured, changes, message):
     with pytest.raises(ValueError, match=rf"^{KEY.replace('.', '[.]')}{message}"):
         declared_reward(configured(**changes))
 
@@ -405,12 +387,12 @@ def test_what_cannot_work_is_refused_with_its_key(
 # ---------------------------------------------------------------- in verl's reward manager
 
 
-def scored(config: Any, extra_info: Any = None, **options: Any) -> dict[str, Any]:
+def scored(config, extra_info=None, **options):
     """Score one row with our manager, loaded by verl."""
     from verl.trainer.ppo.reward import load_reward_manager
 
     tokenizer = word_tokenizer("<pad>", "<eos>", "<unk>", "right", "wrong")
-    manager: Any = load_reward_manager(config, tokenizer, **options)
+    manager = load_reward_manager(config, tokenizer, **options)
     row = {
         "data_source": "mine",
         "reward_model": {"ground_truth": "42"},
@@ -423,7 +405,7 @@ def scored(config: Any, extra_info: Any = None, **options: Any) -> dict[str, Any
     return dict(result["reward_extra_info"])
 
 
-def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str) -> None:
+def test_the_manager_asks_and_adds_the_component(configured, url):
     question = "{prompt} {ground_truth}: {response}?"
     weights = {"gdpo_reward_weights": {"judge": 2.0}}
     settings = {"url": url, "model": "good", "question": question}
@@ -434,7 +416,7 @@ def test_the_manager_asks_and_adds_the_component(configured: Callable, url: str)
     assert Server.asked[0]["messages"][0]["content"] == "6 times 7? 42: right?"
 
 
-def test_the_manager_has_the_rubric_of_the_row_graded(configured: Callable, url: str) -> None:
+def test_the_manager_has_the_rubric_of_the_row_graded(configured, url):
     Server.text = reply(answer('{"1": true, "2": true}'))
     config = configured(url=url, model="good", **GRADES)
     assert declared_reward(config)[1] == Component("judge", by_criterion=True, most_unscored=0.1)
@@ -444,7 +426,7 @@ def test_the_manager_has_the_rubric_of_the_row_graded(configured: Callable, url:
     assert info["score"] == 1.0 + 3 / 5
 
 
-def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: str) -> None:
+def test_the_manager_asks_the_model_that_verl_serves(configured, url):
     served = {"enable": True, "enable_resource_pool": True, "model_path": "served"}
     config = configured(reward={"reward_model": served}, url=None, model=None)
     address = url.removeprefix("http://").removesuffix("/v1")
@@ -453,9 +435,7 @@ def test_the_manager_asks_the_model_that_verl_serves(configured: Callable, url: 
     assert Server.asked[0]["model"] == "served"
 
 
-def test_a_failing_judge_is_not_scored_and_warned_of_once(
-    configured: Callable, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_judge_is_not_scored_and_warned_of_once(configured, url, caplog):
     Server.text = reply(answer("As a model I like all answers."))
     info = scored(configured(url=url, model="m"))
     assert (info["judge"], info["short"], info["score"]) == (None, 1.0, 1.0)
@@ -464,7 +444,7 @@ def test_a_failing_judge_is_not_scored_and_warned_of_once(
     assert message.endswith("found 'As a model I like all answers.'")
 
 
-def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable, url: str) -> None:
+def test_a_value_that_the_function_returns_is_not_replaced(configured, url):
     keys = {"gdpo_reward_keys": ["short", "judge"]}
     with pytest.raises(ValueError, match=r"judge\.name: the reward function returns {'judge'}"):
         scored(configured("undeclared", algorithm=keys, url=url, model="good"))
@@ -473,7 +453,7 @@ def test_a_value_that_the_function_returns_is_not_replaced(configured: Callable,
 # ---------------------------------------------------------------- in the training
 
 
-def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured: Callable) -> None:
+def test_a_judge_out_of_reach_ends_the_run_before_its_first_rollout(configured):
     config, row = configured(), {"score": 1.0, "short": 1.0, "judge": None}
     silent = row | {"judge_said": None, "judge_error": "no answer from http://a.host/v1"}
     with pytest.raises(ValueError, match=rf"^{KEY}: row 0: no answer from http://a.host/v1$"):

@@ -1,11 +1,8 @@
 """A judge's reply, read: what ``docs/judge_cases.jsonl`` promises, and odd replies."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,24 +12,27 @@ CASES = Path(__file__).parents[2] / "docs" / "judge_cases.jsonl"
 FIVE = [1, 2, 3, 4, 5]
 
 
-def token(**logprobs: Any) -> dict[str, Any]:
+def token(**logprobs):
     """A token with its alternatives, the first of them chosen."""
     tops = [{"token": name, "logprob": value} for name, value in logprobs.items()]
     return {"token": tops[0]["token"], "top_logprobs": tops}
 
 
-def answer(text: str | None, *tokens: dict[str, float]) -> dict[str, Any]:
+def answer(text, *tokens):
     """A choice of a chat completion; of each token its alternatives with their probabilities."""
-    content = [token(**{name: math.log(p) for name, p in each.items()}) for each in tokens]
+    content = []
+    for each in tokens:
+        logprobs = {name: math.log(p) for name, p in each.items()}
+        content.append(token(**logprobs))
     return {"message": {"content": text}, "logprobs": {"content": content} if tokens else None}
 
 
-def value_of(scale: list[Any], choice: dict[str, Any]) -> float | None:
+def value_of(scale, choice):
     return Judge.read({"question": "{response}", "scale": scale}).value_of(choice)
 
 
 @pytest.mark.parametrize("line", CASES.open(encoding="utf-8"))
-def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line: str) -> None:
+def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line):
     case = json.loads(line)
     scale, word = case["scale"], case["expected"]
     value = None if word is None else scale.index(word) / (len(scale) - 1)
@@ -43,6 +43,8 @@ def test_a_reply_of_three_layouts_has_a_value_and_no_other_has(line: str) -> Non
 
 
 FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
+
+
 ODD = [
     {"4": FORCED},
     {"4": FORCED, "5": -0.1},
@@ -54,12 +56,13 @@ ODD = [
     {"4": 1e5},
     {"4": None},
 ]
+OF_TOKENS = [{"content": [token(**logprobs)]} for logprobs in ODD]
 
 
 @pytest.mark.parametrize(
     "logprobs",
     [
-        *({"content": [token(**logprobs)]} for logprobs in ODD),
+        *OF_TOKENS,
         {"content": []},
         {"content": [{"token": None, "top_logprobs": []}]},
         {"content": [{"token": "4"}]},
@@ -70,6 +73,6 @@ ODD = [
     ],
     ids=str,
 )
-def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs: Any) -> None:
+def test_where_the_probabilities_tell_nothing_the_text_decides(logprobs):
     choice = {"message": {"content": "4"}, "logprobs": logprobs}
     assert value_of(FIVE, choice) == 0.75

@@ -1,7 +1,5 @@
 """The mathematics rewards: what is right, what cheats earn, what hangs."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A program in a sandbox does what it does as a file of its own, run by plain Python."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The protections: which is taken, what is readable in it, what the doctor says of it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

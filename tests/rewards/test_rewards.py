@@ -1,12 +1,9 @@
 """The four rewards alike: components, any text, bad ground truths, settings, the length."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
 import math
-from typing import Any
 
 import pytest
 import test_sandbox as sandboxes
@@ -38,11 +35,11 @@ SETTINGS = {"code": sandboxes.PATIENT | sandboxes.runs_none}
 RUN = [pytest.param(name, marks=HOLDS if name == "code" else ()) for name in RANGES]
 
 
-def module(name: str) -> Any:
+def module(name):
     return importlib.import_module(f"gdpo_verl.rewards.{name}")
 
 
-def judged(name: str, answer: str, truth: object, tokens: int = 1, **changed: Any) -> dict:
+def judged(name, answer, truth, tokens=1, **changed):
     """A verdict that has the declared keys, in range."""
     options = {"extra_info": {"response_length": tokens}} | SETTINGS.get(name, {}) | changed
     result = module(name).compute_score("mine", answer, truth, **options)
@@ -118,7 +115,7 @@ def test_values_nested_to_the_limit_are_counted_and_never_raise(depth):
 
 # ---------------------------------------------------------------- bad ground truths
 
-DEEP: list = []
+DEEP = []
 for _ in range(900):
     DEEP = [DEEP]
 # Beside those of the recipes' cases, ones that take much to read.

@@ -1,12 +1,9 @@
 """The sandbox against hostile programs, on every protection that this machine can give."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +24,14 @@ SHORT = replace(LIMITS, timeout=1)
 
 
 @pytest.fixture(params=[pytest.param(found, id=found.name) for found in FOUND] or [None])
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def sandbox(request):
     if request.param is None:
         pytest.skip("neither bubblewrap nor Landlock works here: apt install bubblewrap")
     with Sandbox(request.param, LIMITS) as made:
         yield made
 
 
-def attempts(*actions: str, imports: str = "os") -> str:
+def attempts(*actions, imports="os"):
     """A program that tries each action and prints what came of it."""
     body = "\n".join(
         f"try: print('done', {action})\nexcept BaseException as e: print(type(e).__name__)"
@@ -43,7 +40,7 @@ def attempts(*actions: str, imports: str = "os") -> str:
     return f"import {imports}\n{body}\n"
 
 
-def still_works(sandbox: Sandbox) -> bool:
+def still_works(sandbox):
     return sandbox.run("print(6 * 7)").text == "42\n"
 
 

@@ -1,7 +1,5 @@
 """The end of a sandbox, by its deadline and whatever is killed, and the places to run one in."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -58,10 +56,10 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     ("code", "end"),
     [
-        pytest.param(DEAF, "trainer killed", id="deaf, trainer killed"),
-        pytest.param(DEAF, "server killed", id="deaf, server killed"),
-        pytest.param(DEAF, "deadline", id="deaf, deadline"),
-        pytest.param(BUSY, "trainer killed", id="busy, trainer killed"),
+        (DEAF, "trainer killed"),
+        (DEAF, "server killed"),
+        (DEAF, "deadline"),
+        (BUSY, "trainer killed"),
     ],
 )
 @pytest.mark.parametrize("protection", [*FOUND, unprotected(None)], ids=lambda found: found.name)
@@ -94,7 +92,7 @@ def test_no_process_is_left_however_it_ends(protection, code, end):
         trainer.communicate()
 
 
-def children(of: int) -> list[int]:
+def children(of):
     """The processes below one, grandchildren too, parents first."""
     if not psutil.pid_exists(of):
         return []

@@ -85,9 +85,7 @@ def real_rows():
     return [row["output"] for row in json.loads(path.read_text())]
 
 
-@pytest.mark.parametrize(
-    ("read_rows", "changes"), [(own_rows, 400), (real_rows, 8)], ids=["own", "real"]
-)
+@pytest.mark.parametrize(("read_rows", "changes"), [(own_rows, 400), (real_rows, 8)])
 def test_not_strict_is_the_published_rule_on_changed_answers(published, read_rows, changes):
     rng = random.Random(2601)
     rows = read_rows()
@@ -122,7 +120,7 @@ def test_not_strict_is_the_published_rule_on_many_calls(published):
         assert_published(published, answer, asked)
 
 
-@pytest.mark.parametrize("read_rows", [own_rows, real_rows], ids=["own", "real"])
+@pytest.mark.parametrize("read_rows", [own_rows, real_rows])
 def test_strict_agrees_where_no_more_calls_are_made_than_asked(published, read_rows):
     # Tags inside the thought are a defect of the published rule, so all thoughts are short.
     answers = [THOUGHT + row[row.rfind("</think>") + 8 :] for row in read_rows()]

@@ -12,7 +12,7 @@ from gdpo_verl.rewards.tool_call import ParseError, parse_ground_truth
 DEEP = ["[" * 15_000, '{"name": "f", "arguments": "%s"}' % ("[" * 9999)]
 
 
-@pytest.mark.parametrize("line", DEEP, ids=["list", "arguments"])
+@pytest.mark.parametrize("line", DEEP)
 def test_what_is_nested_too_deep_is_not_parsed(line):
     assert verdict(f"{THOUGHT}\n{block(line)}") == bad(ParseError.TOO_DEEP)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gdpo_verl.plugin.model import has_configuration, is_lora
+from gdpo_verl.upstream.model import has_configuration, is_lora
 
 _REMEDIES = {
     r"CUDA out of memory": (
