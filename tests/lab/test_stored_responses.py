@@ -49,14 +49,15 @@ SAID = [
         ({"reply": SAID}, len("<call>\nfour")),
     ],
 )
-def test_the_text_is_what_the_assistant_says(tmp_path, capfd, columns, length):
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_the_text_is_what_the_assistant_says(tmp_path, capfd, columns, length, name):
     (tmp_path / "reward.py").write_text(REWARD)
     rows = [{"prompt": QUESTION, "gts": "4", "score": 1.0, **columns}] * 4
-    write(tmp_path / "rows.parquet", rows)
+    write(tmp_path / name, rows)
     text = "reply" if "reply" in columns else ""
     file = tmp_path / "scored.jsonl"
     function = f"{tmp_path}/reward.py"
-    replay([tmp_path / "rows.parquet"], text=text, function=function, rows_file=file)
+    replay([tmp_path / name], text=text, function=function, rows_file=file)
     for scored in map(json.loads, file.read_text().splitlines()):
         assert scored["components"] == {"length": length, "right": 1.0}
     assert capfd.readouterr().out == ""
