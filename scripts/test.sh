@@ -14,9 +14,14 @@ scripts/setup.sh cpu test data || {
   echo "the packages of two data sets could not be installed: their tests are skipped" >&2
 }
 # Next to the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
-[ -d "$venv/trl/trl-1.16.0.dist-info" ] ||
+# ms-swift, too, needs other versions of some packages.
+for trainer in trl ms_swift; do
+  cmp -s "requirements/$trainer.lock" "$venv/$trainer/installed.lock" && continue
+  rm -rf "${venv:?}/$trainer"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
-    --target "$venv/trl" --requirement requirements/trl.lock
+    --target "$venv/$trainer" --requirement "requirements/$trainer.lock"
+  cp "requirements/$trainer.lock" "$venv/$trainer/installed.lock"
+done
 
 # Ray would run its workers at niceness 15, and tests that run at the same time would starve it.
 export RAY_worker_niceness=0

@@ -12,6 +12,8 @@ import pytest
 import torch
 from omegaconf import DictConfig, open_dict
 
+from gdpo_verl.config import GdpoConfig
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -43,8 +45,11 @@ def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
     return config
 
 
-def trainer_of(config: DictConfig, *, hooks: bool = True) -> Any:
-    """verl's trainer with nothing set up but what its advantage step and its dump read."""
+def trainer_of(config: DictConfig, *, hooks: bool = True, reward: Any = None) -> Any:
+    """verl's trainer with nothing set up but what its advantage step and its dump read.
+
+    The components are the recipe's, or those that a reward function declares.
+    """
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
     from gdpo_verl.plugin.checks import validation
@@ -53,7 +58,10 @@ def trainer_of(config: DictConfig, *, hooks: bool = True) -> Any:
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config
     trainer.global_steps = 1
-    trainer.gdpo_hooks = TrainerHooks(config, validation.objective_of(config)) if hooks else None
+    objective = validation.objective_of(config)
+    if reward is not None:
+        objective = GdpoConfig.from_algorithm(config.algorithm).resolve(reward.components)
+    trainer.gdpo_hooks = TrainerHooks(config, objective) if hooks else None
     return trainer
 
 

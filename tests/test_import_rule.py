@@ -43,7 +43,9 @@ SUBPACKAGES = (
     "plugin.step",
     "plugin.entry",
     "cpu",
+    "grpo_trainer",
     "trl",
+    "swift",
     "lab",
 )
 PURE = SUBPACKAGES[: SUBPACKAGES.index("upstream")]

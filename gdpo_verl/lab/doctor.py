@@ -26,6 +26,7 @@ PACKAGES = (
     "hydra-core",
     "transformers",
     "trl",
+    "ms-swift",
 )
 
 TORCHVISION = (

@@ -49,6 +49,7 @@ project=pyproject.toml
 compile uv --group uv --upgrade
 compile build --group build "$@"
 compile trl --group trl --no-deps "$@"
+compile ms_swift --group ms_swift --no-deps "$@"
 compile cpu $project --extra cpu "${on_cpu[@]}" "$@"
 mapfile -t held < <(without requirements/cpu.lock)
 compile test $project --extra test "${on_top[@]}" "${held[@]}" "$@"

@@ -47,13 +47,6 @@ TOKENS = [3, 4, 3, 3, 1, 1]  # of both outputs of a_0
 SESSION_OF_ROW = [0, 1, 1, 2, 3, 4, 5]
 
 
-def trainer_for(config):
-    trainer = trainer_of(config)
-    settings = GdpoConfig.from_algorithm(config.algorithm)
-    trainer.gdpo_hooks = type(trainer.gdpo_hooks)(config, settings.resolve(COMPONENTS))
-    return trainer
-
-
 def rows_of(settings):
     """The rows as our reward manager leaves them: numbers, and the mappings as text."""
     objective = GdpoConfig.from_algorithm({"gdpo": settings}).resolve(COMPONENTS)
@@ -63,7 +56,6 @@ def rows_of(settings):
 @pytest.mark.parametrize(
     "settings",
     [{}, {"criteria": "sum"}, {"variant": "rvpo", "conditions": CONDITION}],
-    ids=["defaults", "sum", "settings"],
 )
 def test_each_response_has_what_the_pure_function_says(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -71,7 +63,7 @@ def test_each_response_has_what_the_pure_function_says(queue, settings):
     written = put(queue, rows_of(settings))
     batch = upsample_batch_to_divisible_size(written, 4, eos_token_id=0)
     metrics = {}
-    trainer = trainer_for(recipe(**settings))
+    trainer = trainer_of(recipe(**settings), reward=reward)
     trainer._compute_advantage(batch, metrics)
 
     infos = [ROWS[row][2] for row in LAST]
@@ -98,4 +90,4 @@ def test_two_weights_of_a_criterion_end_the_run_with_key_and_row(queue):
     rows[2][2]["format_by_criterion"] = json.dumps({"names": {"value": 1, "weight": 3.0}})
     rows[4][2]["format_by_criterion"] = json.dumps({"names": {"value": 1, "weight": 3.0}})
     with pytest.raises(ValueError, match=r"'format': expected one weight .* 'names'.* row a_2_0"):
-        trainer_for(recipe())._compute_advantage(put(queue, rows), {})
+        trainer_of(recipe(), reward=reward)._compute_advantage(put(queue, rows), {})

@@ -41,14 +41,6 @@ GROUPS = ["b", "a", "a", "a", "b", "b"]
 INFOS = [each for _, _, each in ROWS]
 
 
-def trainer_for(config):
-    trainer = trainer_of(config)
-    settings = GdpoConfig.from_algorithm(config.algorithm)
-    hooks = trainer.gdpo_hooks
-    trainer.gdpo_hooks = type(hooks)(config, settings.resolve(reward.components))
-    return trainer
-
-
 def rows_of(rows=ROWS):
     """The rows as our reward manager leaves them: sums, the lists as text beside."""
     objective = GdpoConfig().resolve(reward.components)
@@ -78,7 +70,7 @@ def test_each_turn_has_what_the_pure_function_says(queue, settings):
 
     batch = upsample_batch_to_divisible_size(put(queue, rows_of()), 4, eos_token_id=0)
     metrics = {}
-    trainer = trainer_for(recipe(**settings))
+    trainer = trainer_of(recipe(**settings), reward=reward)
     trainer._compute_advantage(batch, metrics)
 
     pure = advantages_of(INFOS, GROUPS, TOKENS, config={"gdpo": settings})
@@ -106,7 +98,7 @@ def test_each_turn_has_what_the_pure_function_says(queue, settings):
 def test_credit_of_the_answer_takes_the_sum(queue):
     batch = put(queue, rows_of())
     settings = {"credit": "answer"}
-    trainer_for(recipe(**settings))._compute_advantage(batch, {})
+    trainer_of(recipe(**settings), reward=reward)._compute_advantage(batch, {})
     answers = advantages_of(INFOS, GROUPS, TOKENS, config={"gdpo": settings})
     for (_, mask, _), row, value in zip(ROWS, advantages(queue, batch), answers, strict=True):
         assert row == pytest.approx([value * each for each in mask], abs=1e-6)
@@ -116,15 +108,15 @@ def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue):
     rows = [*rows_of(), ("a_0_1", [1, 1], rows_of()[1][2])]
     batch = put(queue, rows)
     with pytest.raises(ValueError, match=r"credit=to_go: the session of row a_0_1 has several"):
-        trainer_for(recipe())._compute_advantage(batch, {})
-    trainer_for(recipe(credit="answer"))._compute_advantage(batch, {})
+        trainer_of(recipe(), reward=reward)._compute_advantage(batch, {})
+    trainer_of(recipe(credit="answer"), reward=reward)._compute_advantage(batch, {})
 
 
 def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queue):
     batch = put(queue, rows_of())
     # The last two tokens of a_0_0, its second turn.
     config = rejecting(queue, recipe(), "a_0_0", [-0.5, -0.5, -0.5, -9.0, -9.0])
-    trainer_for(config)._compute_advantage(batch, {})
+    trainer_of(config, reward=reward)._compute_advantage(batch, {})
     tokens = [list(each) for each in TOKENS]
     tokens[1] = [1, 0]
     pure = advantages_of(INFOS, GROUPS, tokens)

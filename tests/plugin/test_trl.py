@@ -162,7 +162,7 @@ REFUSED = [
     ({"gdpo": {"gdpo": {"variant": "sa_mrpo"}}}, "these have none: .* ranges={name: "),
     ({"gdpo": {"gdpo": {"variant": "pkg://json:dumps"}}}, "gdpo.gdpo.variant: 'dumps' failed"),
     ({"gdpo": {"gdpo": {"variant": "corr_grpo"}}, "group_size": 2}, "GRPOConfig.num_generations:"),
-    ({"gdpo": {"gdpo": {"credit": "turn"}}}, r"gdpo\.gdpo\.credit: TRL's reward functions return"),
+    ({"gdpo": {"gdpo": {"credit": "turn"}}}, r"gdpo\.gdpo\.credit: reward functions return"),
     ({"ranges": {"component_3": (0, 1)}}, "ranges: 'component_3' is not .* mean 'component_"),
     ({"ranges": [(0, 1)]}, r"ranges: expected {name: \(low, high\)}"),
     ({"ranges": {KEYS[1]: 3}}, NO_RANGE),

@@ -1,0 +1,199 @@
+"""Train a tiny model with ms-swift and our trainer; run by test_swift.py.
+
+    python swift_step.py OUT
+
+`steps/` of OUT is the output of a run of two steps in two processes or in one. In one process, the
+trainer that is left then computes the conformance vectors, and `errors.json` has what was said of
+arguments and settings that are rejected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from swift.pipelines.train.rlhf import SwiftRLHF
+from swift.rewards import ORM, orms
+from swift.rl_core.data import GRPOBatch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gdpo_verl.conformance import assert_conforms
+from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
+from gdpo_verl.swift import GDPOTrainer, use_gdpo
+
+NAMES = ["Letters", "Zeros", "Ends"]
+SETTINGS = {
+    "gdpo_reward_weights": {"Zeros": 0.5},
+    "gdpo": {
+        "variant": "dvao",
+        "whiten": "token",
+        "conditions": {"Zeros": {"on": "Letters", "at_least": 0.2}},
+    },
+}
+RANGES = {"Letters": (0, 1)}
+
+
+class Letters(ORM):
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [sum(map(str.isalpha, text)) / (len(text) or 1) for text in completions]
+
+
+class Zeros(ORM):
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [0.1 * (text.count("0") + len(text) % 3) for text in completions]
+
+
+class Ends(ORM):
+    """Not scored where a response is empty."""
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
+        return [float(ord(text[-1]) % 2) if text else None for text in completions]
+
+
+orms |= {each.__name__.lower(): each for each in (Letters, Zeros, Ends)}
+
+
+class Training(SwiftRLHF):
+    """`swift rlhf`, which forgets its trainer."""
+
+    trainer: Any
+
+    def train(self, trainer: Any) -> Any:
+        self.trainer = trainer
+        return super().train(trainer)
+
+
+def make_policy(out: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+    tokenizer.save_pretrained(out)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[tokenizer.eos_token_id] *= 50  # the responses have several lengths
+    model.save_pretrained(out)
+    rows = [{"messages": [{"role": "user", "content": f"word{i}"}]} for i in range(16)]
+    (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def train(out: Path, *more: str) -> Training:
+    """Two steps of two groups of four."""
+    policy = out / "policy"
+    words = f"""--rlhf_type grpo --model {policy} --model_type qwen2 --template chatml
+        --tuner_type full --torch_dtype float32 --reward_funcs letters zeros ends
+        --dataset {policy}/rows.jsonl --num_generations 4 --max_completion_length 12
+        --per_device_train_batch_size {8 // int(os.environ.get("WORLD_SIZE", 1))}
+        --gradient_accumulation_steps 1 --max_steps 2 --logging_steps 1 --log_completions true
+        --use_vllm false --dataloader_num_workers 0 --dataset_num_proc 1 --save_strategy no
+        --report_to none --split_dataset_ratio 0 --add_version false --output_dir {out}/steps"""
+    training = Training([*words.split(), *more])
+    training.main()
+    return training
+
+
+def conforms(trainer: Any) -> None:
+    """Compare the trainer's advantages with the vectors."""
+
+    def advantages(
+        rewards: list[list[float | None]],
+        groups: list[int],
+        token_counts: list[int],
+        weights: list[float],
+        conditions: Any = (),
+        ranges: Any = None,
+        **settings: Any,
+    ) -> list[float]:
+        size = groups.count(groups[0])
+        if groups != [row // size for row in range(len(groups))] or size < 2:
+            raise NotImplementedError  # groups of one size, one after the other
+        names = [f"component_{k}" for k in range(len(weights))]
+        trainer.reward_func_names = names
+        trainer.num_generations = size
+        section: dict[str, Any] = {"variant": settings.pop("variant", "gdpo")}
+        if "epsilon" in settings:
+            section["epsilon"] = settings.pop("epsilon")
+        if settings:
+            section[section["variant"]] = settings
+        limits = {}
+        for each in conditions:
+            limits[names[each["reward"]]] = {
+                "on": names[each["on"]],
+                "at_least": each["at_least"],
+            }
+        section["conditions"] = limits
+        given = {"gdpo": section, "gdpo_reward_weights": dict(zip(names, weights, strict=True))}
+        trainer.reward_weights = torch.tensor(weights)
+        trainer.set_objective(given, ranges and dict(zip(names, ranges, strict=True)))
+        mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
+        batch = GRPOBatch(mask, torch.zeros(len(mask), dtype=torch.bool), mask.sum(dim=1))
+        table = torch.tensor(
+            [[torch.nan if value is None else value for value in row] for row in rewards]
+        )
+        return trainer._compute_advantages([], table, [{"grpo_batch": batch}]).tolist()
+
+    assert_conforms(advantages, tolerance=2e-6)
+
+
+def rejected(out: Path) -> dict[str, str]:
+    """What is said of each rejected argument or setting."""
+    errors = {}
+    cases: dict[str, tuple[Any, list[str]]] = {
+        "rloo": (None, ["--advantage_estimator", "rloo"]),
+        "kl": (None, ["--kl_in_reward", "true"]),
+        "dynamic": (None, ["--dynamic_sample", "true"]),
+        "weights": ({"gdpo_reward_weights": {"Zeros": 2.0}}, ["--reward_weights", "1", "1", "1"]),
+        "name": ({"gdpo_reward_weights": {"zeros": 2.0}}, []),
+        "credit": ({"gdpo": {"credit": "turn"}}, []),
+        "twice": (None, ["--reward_funcs", "zeros", "zeros"]),
+    }
+    for name, (settings, arguments) in cases.items():
+        use_gdpo(settings)
+        try:
+            train(out, *arguments)
+        except ValueError as error:
+            errors[name] = str(error)
+    return errors
+
+
+def main(out: Path) -> None:
+    use_gdpo(SETTINGS, RANGES)
+    if "RANK" in os.environ:
+        train(out)
+        return
+    make_policy(out / "policy")
+    trainer = train(out).trainer
+    assert type(trainer) is GDPOTrainer
+    trainer.model.train()
+    conforms(trainer)
+    trainer.dynamic_num_samples = True
+    errors = {}
+    try:
+        trainer._compute_advantages([], torch.zeros(8, 3), [])
+    except ValueError as error:
+        errors["several samples"] = str(error)
+    sys.modules["swift.megatron"] = sys.modules[__name__]
+    try:
+        use_gdpo()
+    except RuntimeError as error:
+        errors["megatron"] = str(error)
+    del sys.modules["swift.megatron"]
+    errors |= rejected(out)
+    (out / "errors.json").write_text(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
