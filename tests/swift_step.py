@@ -140,10 +140,12 @@ def conforms(trainer: Any) -> None:
         trainer.set_objective(given, ranges and dict(zip(names, ranges, strict=True)))
         mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
         batch = GRPOBatch(mask, torch.zeros(len(mask), dtype=torch.bool), mask.sum(dim=1))
-        table = torch.tensor(
-            [[torch.nan if value is None else value for value in row] for row in rewards]
-        )
-        return trainer._compute_advantages([], table, [{"grpo_batch": batch}]).tolist()
+        table = []
+        for row in rewards:
+            table.append([torch.nan if value is None else value for value in row])
+        return trainer._compute_advantages(
+            [], torch.tensor(table), [{"grpo_batch": batch}]
+        ).tolist()
 
     assert_conforms(advantages, tolerance=2e-6)
 

@@ -191,7 +191,8 @@ def test_two_steps_of_the_page_train_an_adapter(
         "gdpo": {"variant": "dvao", "conditions": {"Brief": {"on": "Number", "at_least": 1}}},
     }
     batches = batches_of(out)
-    assert len(batches) == len(steps_of(out)) == 2
+    assert len(batches) == 2
+    assert len(steps_of(out)) == 2
     for batch in batches:
         check(batch, ["Correct", "Number", "Brief"], settings)
     for step in steps_of(out):
