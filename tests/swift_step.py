@@ -98,7 +98,7 @@ def train(out: Path, *more: str) -> Training:
         --dataset {policy}/rows.jsonl --num_generations 4 --max_completion_length 12
         --per_device_train_batch_size {8 // int(os.environ.get("WORLD_SIZE", 1))}
         --gradient_accumulation_steps 1 --max_steps 2 --logging_steps 1 --log_completions true
-        --use_vllm false --dataloader_num_workers 0 --dataset_num_proc 1 --save_strategy no
+        --use_vllm false --dataloader_num_workers 0 --dataset_num_proc 1 --save_steps 2
         --report_to none --split_dataset_ratio 0 --add_version false --output_dir {out}/steps"""
     training = Training([*words.split(), *more])
     training.main()

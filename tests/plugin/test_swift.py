@@ -141,7 +141,7 @@ def test_two_processes_train_with_the_advantages_of_the_whole_batch(
 
 
 MISFIT = """
-from gdpo_verl.plugin import upstream
+from gdpo_verl.upstream import dependencies as upstream
 here = upstream.violations
 def violations(root, contract):
     contract["rlhf_trainers.grpo_trainer"].append(upstream.Dependency("GRPOTrainer._score"))
