@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from swift.pipelines.train.rlhf import SwiftRLHF
@@ -38,19 +37,19 @@ RANGES = {"Letters": (0, 1)}
 
 
 class Letters(ORM):
-    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+    def __call__(self, completions, **columns):
         return [sum(map(str.isalpha, text)) / (len(text) or 1) for text in completions]
 
 
 class Zeros(ORM):
-    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+    def __call__(self, completions, **columns):
         return [0.1 * (text.count("0") + len(text) % 3) for text in completions]
 
 
 class Ends(ORM):
     """Not scored where a response is empty."""
 
-    def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
+    def __call__(self, completions, **columns):
         return [float(ord(text[-1]) % 2) if text else None for text in completions]
 
 
@@ -60,14 +59,14 @@ orms |= {each.__name__.lower(): each for each in (Letters, Zeros, Ends)}
 class Training(SwiftRLHF):
     """`swift rlhf`, which forgets its trainer."""
 
-    trainer: Any
+    trainer = None
 
-    def train(self, trainer: Any) -> Any:
+    def train(self, trainer):
         self.trainer = trainer
         return super().train(trainer)
 
 
-def make_policy(out: Path) -> None:
+def make_policy(out):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     tokenizer.save_pretrained(out)
@@ -90,7 +89,7 @@ def make_policy(out: Path) -> None:
     (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def train(out: Path, *more: str) -> Training:
+def train(out, *more):
     """Two steps of two groups of four."""
     policy = out / "policy"
     words = f"""--rlhf_type grpo --model {policy} --model_type qwen2 --template chatml
@@ -105,55 +104,47 @@ def train(out: Path, *more: str) -> Training:
     return training
 
 
-def conforms(trainer: Any) -> None:
+def conforms(trainer):
     """Compare the trainer's advantages with the vectors."""
+    tried = []
 
-    def advantages(
-        rewards: list[list[float | None]],
-        groups: list[int],
-        token_counts: list[int],
-        weights: list[float],
-        conditions: Any = (),
-        ranges: Any = None,
-        **settings: Any,
-    ) -> list[float]:
+    def advantages(rewards, groups, token_counts, weights, conditions=(), ranges=None, **settings):
         size = groups.count(groups[0])
         if groups != [row // size for row in range(len(groups))] or size < 2:
             raise NotImplementedError  # groups of one size, one after the other
         names = [f"component_{k}" for k in range(len(weights))]
+        variant = settings.pop("variant", "gdpo")
+        section = {"variant": variant, "conditions": {}}
+        if settings:
+            section[variant] = settings
+        for condition in conditions:
+            limit = {key: value for key, value in condition.items() if key != "reward"}
+            limit["on"] = names[limit["on"]]
+            section["conditions"].setdefault(names[condition["reward"]], []).append(limit)
+        given = {"gdpo": section, "gdpo_reward_weights": dict(zip(names, weights, strict=True))}
+        if ranges is not None:
+            ranges = dict(zip(names, ranges, strict=True))
         trainer.reward_func_names = names
         trainer.num_generations = size
-        section: dict[str, Any] = {"variant": settings.pop("variant", "gdpo")}
-        if "epsilon" in settings:
-            section["epsilon"] = settings.pop("epsilon")
-        if settings:
-            section[section["variant"]] = settings
-        limits = {}
-        for each in conditions:
-            limits[names[each["reward"]]] = {
-                "on": names[each["on"]],
-                "at_least": each["at_least"],
-            }
-        section["conditions"] = limits
-        given = {"gdpo": section, "gdpo_reward_weights": dict(zip(names, weights, strict=True))}
         trainer.reward_weights = torch.tensor(weights)
-        trainer.set_objective(given, ranges and dict(zip(names, ranges, strict=True)))
+        trainer.set_objective(given, ranges)
+        table = torch.empty(len(rewards), len(names))
+        for row, values in enumerate(rewards):
+            for column, value in enumerate(values):
+                table[row, column] = torch.nan if value is None else value
         mask = torch.arange(max(token_counts)) < torch.tensor(token_counts)[:, None]
         batch = GRPOBatch(mask, torch.zeros(len(mask), dtype=torch.bool), mask.sum(dim=1))
-        table = []
-        for row in rewards:
-            table.append([torch.nan if value is None else value for value in row])
-        return trainer._compute_advantages(
-            [], torch.tensor(table), [{"grpo_batch": batch}]
-        ).tolist()
+        tried.append(names)
+        return trainer._compute_advantages([], table, [{"grpo_batch": batch}]).tolist()
 
-    assert_conforms(advantages, tolerance=2e-6)
+    assert_conforms(advantages, tolerance=2e-6, features=["nested_conditions"])
+    assert len(tried) > 20
 
 
-def rejected(out: Path) -> dict[str, str]:
+def rejected(out):
     """What is said of each rejected argument or setting."""
     errors = {}
-    cases: dict[str, tuple[Any, list[str]]] = {
+    cases = {
         "rloo": (None, ["--advantage_estimator", "rloo"]),
         "kl": (None, ["--kl_in_reward", "true"]),
         "dynamic": (None, ["--dynamic_sample", "true"]),
@@ -171,7 +162,7 @@ def rejected(out: Path) -> dict[str, str]:
     return errors
 
 
-def main(out: Path) -> None:
+def main(out):
     use_gdpo(SETTINGS, RANGES)
     if "RANK" in os.environ:
         train(out)

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import documents
 import pytest
@@ -54,7 +53,7 @@ REJECTED = {
 }
 
 
-def run_with_swift(*arguments: str, **variables: str) -> str:
+def run_with_swift(*arguments, **variables):
     environment = os.environ | {
         "PYTHONPATH": f"{SWIFT}{os.pathsep}{ROOT}",
         "OMP_NUM_THREADS": "1",
@@ -71,13 +70,13 @@ def run_with_swift(*arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-def steps_of(out: Path) -> list[dict[str, Any]]:
+def steps_of(out):
     """The metrics that ms-swift logged at each step."""
     lines = (out / "logging.jsonl").read_text().splitlines()
     return [entry for entry in map(json.loads, lines) if "loss" in entry]
 
 
-def batches_of(out: Path) -> list[dict[str, Any]]:
+def batches_of(out):
     """The responses of each step, with their rewards and advantages."""
     batches = {}
     for line in (out / "completions.jsonl").read_text().splitlines():
@@ -86,7 +85,7 @@ def batches_of(out: Path) -> list[dict[str, Any]]:
     return list(batches.values())
 
 
-def check(batch: dict[str, Any], names: list[str], config: Any) -> None:
+def check(batch, names, config):
     """Compute the advantages of a logged batch again."""
     rewards = []
     for row in zip(*(batch[name] for name in names), strict=True):
@@ -100,16 +99,14 @@ def check(batch: dict[str, Any], names: list[str], config: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     program = str(ROOT / "tests/swift_step.py")
     return made_once(
         tmp_path_factory, "swift_trainer", lambda out: run_with_swift(program, str(out))
     )
 
 
-def test_its_advantages_are_those_of_the_vectors_and_its_metrics_are_logged(
-    results: Path, tmp_path: Path
-) -> None:
+def test_its_advantages_are_those_of_the_vectors_and_its_metrics_are_logged(results, tmp_path):
     # swift_step.py compared the vectors.
     first, second = steps_of(results / "steps")
     for step in (first, second):
@@ -121,15 +118,13 @@ def test_its_advantages_are_those_of_the_vectors_and_its_metrics_are_logged(
 
 
 @pytest.mark.parametrize(("name", "message"), REJECTED.items())
-def test_what_does_not_fit_is_rejected(results: Path, name: str, message: str) -> None:
+def test_what_does_not_fit_is_rejected(results, name, message):
     errors = json.loads((results / "errors.json").read_text())
     assert errors.keys() == REJECTED.keys()
     assert errors[name].startswith(message)
 
 
-def test_two_processes_train_with_the_advantages_of_the_whole_batch(
-    results: Path, tmp_path: Path
-) -> None:
+def test_two_processes_train_with_the_advantages_of_the_whole_batch(results, tmp_path):
     (tmp_path / "policy").symlink_to(results / "policy")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run_with_swift(*launcher, str(ROOT / "tests/swift_step.py"), str(tmp_path))
@@ -154,7 +149,7 @@ except RuntimeError as error:
 """
 
 
-def test_an_ms_swift_that_does_not_fit_is_named() -> None:
+def test_an_ms_swift_that_does_not_fit_is_named():
     found = run_with_swift("-c", MISFIT)
     assert re.search(
         r"gdpo_verl\.swift does not fit ms-swift 4\.6\.0: "
@@ -163,16 +158,14 @@ def test_an_ms_swift_that_does_not_fit_is_named() -> None:
     )
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     """The code of the page for users in a language."""
     page = (ROOT / "docs/ms_swift.md").read_text()
     return [token.content for token in documents.parse(page) if token.info == language]
 
 
 @pytest.mark.real
-def test_two_steps_of_the_page_train_an_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_steps_of_the_page_train_an_adapter(tmp_path, monkeypatch):
     try:
         make_smollm2(tmp_path / "models/smollm2")
     except OSError as error:
