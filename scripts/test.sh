@@ -14,8 +14,10 @@ scripts/setup.sh cpu test data || {
   echo "the packages of two data sets could not be installed: their tests are skipped" >&2
 }
 # Next to the packages, not among them: verl imports from any TRL it finds a class that 1.16 lacks.
-# ms-swift, too, needs other versions of some packages.
-for trainer in trl ms_swift; do
+# ms-swift, too, needs other versions of some packages, and all of its tests are slow.
+trainers=(trl)
+if [ "${1:-}" = --all ]; then trainers+=(ms_swift); fi
+for trainer in "${trainers[@]}"; do
   cmp -s "requirements/$trainer.lock" "$venv/$trainer/installed.lock" && continue
   rm -rf "${venv:?}/$trainer"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
 # Tokens of a verdict in JSON, such as `"12": false, `, in any tokenizer, and of what is around.
@@ -25,6 +24,9 @@ def criteria_fault(rubric: Any) -> str:
     Args:
       rubric: a list of ``{"name": text, "criterion": text, "weight": number}``.
     """
+    # It imports torch, which nobody needs who only lists the data sets.
+    from gdpo_verl.advantage.checks import is_number
+
     wanted = "expected a list of {name, criterion, weight} with distinct names"
     if not isinstance(rubric, Sequence) or isinstance(rubric, str) or not rubric:
         return f"{wanted}, found {rubric!r}"

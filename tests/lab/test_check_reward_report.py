@@ -196,10 +196,10 @@ def test_a_penalty_that_failing_avoids_is_a_problem(ends):
 
 
 def test_criteria_that_every_or_no_response_meets_are_named():
-    rubrics = [{"easy": 1, "far": 0, "some": i % 2, "once": None} for i in range(4)]
-    rubrics[0] |= {"once": 1}
-    scores = [sum(value or 0 for value in rubric.values()) / len(rubric) for rubric in rubrics]
-    results = [result(score, rubric=rubric) for score, rubric in zip(scores, rubrics, strict=True)]
+    results = []
+    for some, once in ((0, 1), (1, None), (0, None), (1, None)):
+        rubric = {"easy": 1, "far": 0, "some": some, "once": once}
+        results.append(result((1 + some + (once or 0)) / 4, rubric=rubric))
     notes = report_of(results, declared=(Component("rubric", by_criterion=True),))["notes"]
     found = [note for note in notes if note.startswith("'rubric': ")]
     assert "every response meets 1 of 4 criteria, which would teach nothing: easy. " in found[0]

@@ -190,16 +190,17 @@ VALIDATED = '{"step":%d,"data":{"val-core/format":0.5}}\n'
 
 
 @pytest.mark.parametrize(
-    ("before", "rest"),
+    ("steps", "before", "rest"),
     [
         # 3 steps of 60 s and a start of 0: GDPO has 17 steps left, GRPO 20.
-        (0, "37 min more, at 60.0 s a step"),
+        (20, 0, "37 min more, at 60.0 s a step"),
+        (12, 0, "21 min more, at 60.0 s a step"),
         # Goes on behind step 6, whose steps were slower: what counts is this machine today.
-        (6, "31 min more, at 60.0 s a step"),
+        (20, 6, "31 min more, at 60.0 s a step"),
     ],
 )
 def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take(
-    before, rest, tmp_path
+    steps, before, rest, tmp_path
 ):
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     # A function is one line, or ends with a brace that stands alone.
@@ -211,7 +212,7 @@ def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take
     (tmp_path / "new").write_text("".join(new))
     # The training goes on by a line whenever the script waits.
     functions.append("sleep() { head -n $((++lines)) new > metrics.jsonl; }")
-    functions.append("set -euo pipefail; lines=0; steps=20; say_rest .")
+    functions.append(f"set -euo pipefail; lines=0; steps={steps}; say_rest .")
     shell = "\n".join(functions)
     said = subprocess.check_output(["bash", "-c", shell], cwd=tmp_path, text=True)
     assert said.startswith(f"     both runs take about {rest}   [")

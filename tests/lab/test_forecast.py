@@ -13,21 +13,19 @@ from gdpo_verl.lab.replay.forecast import LINE, Forecast, forecast_lines
 RARE = Path(__file__).parents[2] / "docs/evidence/rare.jsonl.gz"
 
 
-def pushes(rewards, groups, per_step, **gdpo):
+def forecast_of_two_groups(per_step, **gdpo):
+    """In group 0 both rewards are equal, in group 1 only the common one varies."""
     config = GdpoConfig.from_algorithm({"adv_estimator": "gdpo", "gdpo": gdpo})
     objective = config.resolve(["common", "rare"])
-    raw = torch.tensor(rewards, dtype=torch.float64)
-    decomposition = objective.decompose(raw, groups, torch.ones(len(raw)), 0)
+    raw = torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     forecast = Forecast()
-    forecast.add(objective.keys, decomposition)
+    forecast.add(objective.keys, objective.decompose(raw, [0, 0, 1, 1], torch.ones(4), 0))
     return forecast.for_step(per_step)
 
 
 def test_the_push_is_the_influence_times_the_groups_of_a_step():
-    # In group 0 both rewards are equal, in group 1 only the common one varies: each z is
-    # +-0.7071, and so is GRPO's advantage.
-    rewards = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
-    found = pushes(rewards, [0, 0, 1, 1], per_step=16)["push"]
+    found = forecast_of_two_groups(per_step=16)["push"]
+    # Each z is +-0.7071, and so is GRPO's advantage.
     # Mean of A z over the responses: rare (0.5 + 0.5 + 0 + 0) / 4, common 0.5.
     assert found["grpo"] == pytest.approx({"rare": 16 * 0.25, "common": 16 * 0.5}, abs=1e-4)
     # GDPO: sums +-1.4142 and +-0.7071, divided by their deviation sqrt(5 / 3).
@@ -37,8 +35,7 @@ def test_the_push_is_the_influence_times_the_groups_of_a_step():
 
 
 def test_the_configured_variant_has_a_column_of_its_own():
-    rewards = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
-    forecast = pushes(rewards, [0, 0, 1, 1], per_step=2, variant="dara")
+    forecast = forecast_of_two_groups(per_step=2, variant="dara")
     assert list(forecast["push"]) == ["grpo", "gdpo", "dara"]
     assert forecast["push"]["dara"]["rare"] > forecast["push"]["gdpo"]["rare"]
     head, *_ = forecast_lines(forecast)

@@ -14,23 +14,20 @@ MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 FSDP = f"{ACTOR}.fsdp_config"
 ROWS = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-INFERS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+PARTS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+INFERS = "rollout.log_prob_max_token_len_per_gpu"
 
 
 @pytest.mark.parametrize(
     ("hardware", "overrides", "expected"),
     [
         # float32: 4 GB of weights, their gradients, two moments; vLLM's bfloat16 copy.
-        pytest.param("gpu1", [], [4, 4, 8, 2], id="full"),
-        pytest.param("gpu1", [f"{FSDP}.offload_policy=true"], [0, 0, 0, 2], id="all offloaded"),
+        ("gpu1", [], [4, 4, 8, 2]),
+        ("gpu1", [f"{FSDP}.offload_policy=true"], [0, 0, 0, 2]),
         # LoRA trains no weight of the model.
-        pytest.param("gpu24", [], [4, 2], id="LoRA"),
-        pytest.param(
-            "gpu8",
-            ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
-            [0.5, 0.5, 1, 1],
-            id="eight shards, two parts",
-        ),
+        ("gpu24", [], [4, 2]),
+        # Eight shards, and vLLM's copy in two parts.
+        ("gpu8", [f"{PARTS}=2"], [0.5, 0.5, 1, 1]),
     ],
 )
 def test_state_of_a_billion_weights(hardware, overrides, expected):
@@ -44,7 +41,7 @@ def test_state_of_a_billion_weights(hardware, overrides, expected):
     [
         # The larger of the two limits, and one of 16,384 without overrides.
         ([], 16384, "actor.ppo_max_token_len_per_gpu"),
-        ([f"{INFERS}=32768"], 32768, "rollout.log_prob_max_token_len_per_gpu"),
+        ([f"actor_rollout_ref.{INFERS}=32768"], 32768, INFERS),
         # Rows of 2,048 tokens in the prompt and 1,024 in the response.
         ([f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=2"], 2 * 3072, ROWS.partition(".")[2]),
     ],

@@ -163,14 +163,13 @@ def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_else_a_remedy_is_nam
     rows = pq.read_table(out / "train.parquet").to_pylist()
     assert [row["prompt"][1]["content"] for row in rows] == ["main-train 1?", "main-train 2?"]
     assert rows[1]["extra_info"]["file"] == "openai/gsm8k:train"
-    provenance = (out / "provenance.json").read_text()
-    source = json.loads(provenance)["source"]
+    source = json.loads((out / "provenance.json").read_text())["source"]
     assert source == {"hub": "openai/gsm8k", "revision": COMMIT, "config": "main"}
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
 
     done = prepare(tmp_path, "gsm8k", HF_ENDPOINT=NOWHERE, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
-    assert pq.read_table(out / "train.parquet").to_pylist() == rows
-    assert (out / "provenance.json").read_text() == provenance
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
     refused = prepare(tmp_path, "gsm8k", "--from", "no/such", HF_ENDPOINT=hub)
     assert "the hub rejects 'no/such': 404" in refused.stderr

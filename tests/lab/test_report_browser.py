@@ -71,7 +71,7 @@ def check_rollouts(page, dump):
         assert card.query_selector(".scores").inner_text() == scores
         numbers = [number.inner_text() for number in card.query_selector_all(".number")]
         for number, key in zip(numbers, ("gdpo_advantage", "grpo_advantage"), strict=True):
-            assert number.replace("−", "-") == f"{row[key]:+.3f}"
+            assert number == f"{row[key]:+.3f}".replace("-", "−")
         assert card.query_selector("pre").inner_text() == row["output"]
     return prompt
 

@@ -75,8 +75,10 @@ def test_each_kind_of_run_is_read(folder, name):
     run = read_run(alone / name)
     assert run.components == ["short"]
     assert run.training_steps == [1, 2, 3, 4]
-    assert run.series("rewards/short/mean")[3] == (4, pytest.approx(0.4))
-    assert run.validation_series("short")["eval"][3] == (4, pytest.approx(0.2))
+    trained = [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4)]
+    evaluated = [(step, pytest.approx(step / 20)) for step in (1, 2, 3, 4)]
+    assert run.series("rewards/short/mean") == trained
+    assert run.validation_series("short") == {"eval": evaluated}
     assert run.series("response_length/mean")[0] == (1, 8.0)
     (note,) = run.notes
     assert note.startswith("Of TRL's run, ")

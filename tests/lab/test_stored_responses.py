@@ -2,11 +2,11 @@
 
 import json
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from fake_runs import summary_of, verls_uid, write_lines
+from prepared import write
 from test_evaluate import evaluation, line, means, prepared
 from test_replay import KEYS, drawn, dump, lines_of, two_rewards
 
@@ -49,14 +49,15 @@ SAID = [
         ({"reply": SAID}, len("<call>\nfour")),
     ],
 )
-def test_the_text_is_what_the_assistant_says(tmp_path, capfd, columns, length):
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_the_text_is_what_the_assistant_says(tmp_path, capfd, columns, length, name):
     (tmp_path / "reward.py").write_text(REWARD)
     rows = [{"prompt": QUESTION, "gts": "4", "score": 1.0, **columns}] * 4
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    write(tmp_path / name, rows)
     text = "reply" if "reply" in columns else ""
     file = tmp_path / "scored.jsonl"
     function = f"{tmp_path}/reward.py"
-    replay([tmp_path / "rows.parquet"], text=text, function=function, rows_file=file)
+    replay([tmp_path / name], text=text, function=function, rows_file=file)
     for scored in map(json.loads, file.read_text().splitlines()):
         assert scored["components"] == {"length": length, "right": 1.0}
     assert capfd.readouterr().out == ""
@@ -83,6 +84,7 @@ def test_components_are_those_of_all_files(tmp_path):
     for place, row in enumerate(steps[1]):
         row["style"] = None  # not scored in the first step
         row["brevity"] = None if place % 8 else 1.0
+    steps[1][0]["correctness"] = None  # the order is that of the columns all the same
     for row in (*steps[2], *steps[3]):
         row |= {"style": row["length"] ** 2, "brevity": 1.0}
     for row in steps[3]:
@@ -93,12 +95,6 @@ def test_components_are_those_of_all_files(tmp_path):
     assert found.varying[found.keys.index("late")] > 0
     summary = summary_of(tmp_path / "page", tmp_path / "dumps")
     assert "training late, mean of all steps" in summary
-
-
-def test_components_are_in_the_order_of_the_columns(tmp_path):
-    rows = drawn(4, two_rewards)
-    rows[0]["correctness"] = None
-    assert replay([dump(tmp_path / "dumps", {1: rows})]).asked.keys == KEYS
 
 
 def test_components_of_a_function_are_those_of_all_its_results(tmp_path):
@@ -138,25 +134,28 @@ def test_a_uid_that_is_not_verls_joins_no_rows(tmp_path):
 # ---------------------------------------------------------------- TRL's tables
 
 
-def table(path, step, rewards, advantages, prompts=None):
-    """A table of completions as TRL's trainer logs it, in groups of four."""
-    path.mkdir(exist_ok=True)
-    prompts = prompts or [f"q{step} {place // 4}" for place in range(len(rewards))]
-    columns = {
-        "step": [step] * len(rewards),
-        "prompt": prompts,
-        "completion": [f"a{step} {place}" for place in range(len(rewards))],
-        "right": [right for right, _ in rewards],
-        "length": [length for _, length in rewards],
-        "advantage": advantages,
-    }
-    pq.write_table(pa.table(columns), path / f"completions_{step:05d}.parquet")
+def table(run, step, rewards, advantages, prompt=""):
+    """A table of 16 completions as TRL's trainer logs it, in groups of four."""
+    rows = []
+    for place, advantage in enumerate(advantages):
+        right, length = rewards[place]
+        rows.append(
+            {
+                "step": step,
+                "prompt": prompt or f"q{step} {place // 4}",
+                "completion": f"a{step} {place}",
+                "right": right,
+                "length": length,
+                "advantage": advantage,
+            }
+        )
+    write(run / f"completions_{step:05d}.parquet", rows)
 
 
-def rewards_of(seed, count=16):
+def rewards_of(seed):
     generator = torch.Generator().manual_seed(seed)
-    right = torch.randint(0, 2, (count,), generator=generator).double()
-    length = 10 * torch.rand(count, generator=generator, dtype=torch.float64)
+    right = torch.randint(0, 2, (16,), generator=generator).double()
+    length = 10 * torch.rand(16, generator=generator, dtype=torch.float64)
     return torch.stack([right, length], dim=1)
 
 
@@ -199,9 +198,9 @@ def test_trls_settings_are_those_of_the_first_step_that_has_advantages(tmp_path,
 def test_a_generation_that_is_logged_twice_counts_once(tmp_path):
     rewards = rewards_of(1)
     table(tmp_path / "run", 1, rewards.tolist(), grpo(rewards, "group"))
-    again = pq.read_table(tmp_path / "run/completions_00001.parquet")
-    again = again.set_column(0, "step", pa.array([2] * 16))
-    pq.write_table(again, tmp_path / "run/completions_00002.parquet")
+    rows = pq.read_table(tmp_path / "run/completions_00001.parquet").to_pylist()
+    again = [row | {"step": 2} for row in rows]
+    write(tmp_path / "run/completions_00002.parquet", again)
     result = replay([tmp_path / "run"])
     assert (result.rows, result.asked.groups, result.steps) == (16, 4, 1)
     assert "holds the generation of an earlier table again" in " ".join(result.notes)
@@ -212,7 +211,7 @@ def test_a_generation_that_is_logged_twice_counts_once(tmp_path):
 
 def test_equal_prompts_of_several_groups_are_named(tmp_path):
     rewards = rewards_of(1)
-    table(tmp_path / "run", 1, rewards.tolist(), grpo(rewards, "group"), ["Write a joke."] * 16)
+    table(tmp_path / "run", 1, rewards.tolist(), grpo(rewards, "group"), "Write a joke.")
     result = replay([tmp_path / "run"])
     said = "all responses of step 1 have one prompt and count as one group"
     assert said in " ".join(result.notes)

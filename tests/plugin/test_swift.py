@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not (SWIFT / "swift").is_dir(), reason=f"no ms-swift in {SWIFT}: run scripts/test.sh"
+        not (SWIFT / "swift").is_dir(), reason=f"no ms-swift in {SWIFT}: run scripts/test.sh --all"
     ),
 ]
 # Those of swift_step.py.
