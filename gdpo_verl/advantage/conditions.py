@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
@@ -93,8 +92,11 @@ def each_condition(conditions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _order(conditions: Mapping[str, Any]) -> list[str]:
     """The components with conditions, each after those to which its conditions refer.
 
-    Raises CycleError where there is no such order.
+    Raises graphlib.CycleError where there is no such order.
     """
+    # Not at the top: a plug-in that is installed and not used imports as little as possible.
+    from graphlib import TopologicalSorter
+
     graph: dict[str, list[str]] = {name: [] for name in conditions}
     for name, condition in each_condition(conditions):
         graph[name].append(condition["on"])
@@ -153,6 +155,8 @@ def check_conditions(
     empty = [name for name, own in conditions.items() if not listed(own)]
     if empty:
         raise ValueError(f"{where}.{empty[0]}: expected one or more conditions, found none")
+    from graphlib import CycleError
+
     try:
         _order(conditions)
     except CycleError as error:
