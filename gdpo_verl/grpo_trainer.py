@@ -1,4 +1,4 @@
-"""What our trainers in TRL and in ms-swift share: a `GRPOTrainer` with other advantages."""
+"""The part that our trainers in TRL and ms-swift share: a `GRPOTrainer` with other advantages."""
 
 from __future__ import annotations
 

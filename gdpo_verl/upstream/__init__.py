@@ -1,4 +1,4 @@
-"""What we know of verl and of other packages, for the plug-in and all that comes after it.
+"""Knowledge of verl and of other packages, for the plug-in and all that comes after it.
 
 - `dependencies` compares what we use of another package with its installed source.
 - `hooks` changes modules of other packages.

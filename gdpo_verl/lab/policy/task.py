@@ -1,4 +1,4 @@
-"""What a task has to declare before a policy can be trained for it."""
+"""The declaration of a task for which a policy can be trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the folder of a recipe declares the data sets that it can prepare."""
+"""The declaration of the data sets that the folder of a recipe can prepare."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What can reject a run: the list of checks, and what they read of a run and of its reward."""
+"""The list of checks that can reject a run, and the code with which they read it."""

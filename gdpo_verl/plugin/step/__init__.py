@@ -1,1 +1,1 @@
-"""What happens in a step of verl's trainers: rewards, groups, advantages, metrics and dumps."""
+"""A step of verl's trainers: its rewards, groups, advantages, metrics and dumps."""

@@ -1,1 +1,1 @@
-"""What watches a run: whether its processes are alive, and that a complete checkpoint is kept."""
+"""Watch a run: its processes are alive, and a complete checkpoint is kept."""
