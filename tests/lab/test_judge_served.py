@@ -8,12 +8,15 @@ import sys
 import urllib.request
 from statistics import mean
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_check_reward import check as check
 from test_check_reward import work as work
 from test_pretrained import smollm2 as smollm2
 from waiting import wait_for
 
+from gdpo_verl import advantages_of
 from gdpo_verl.cpu.patches import unused_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -30,14 +33,19 @@ def override(**settings):
     return f"{JUDGE}={keys_bare}"
 
 
-def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
+def served_by_verl(model):
+    """The overrides with which verl serves a model as its reward model."""
     settings = (
         "reward.reward_model.enable=true reward.reward_model.enable_resource_pool=true "
-        f"reward.reward_model.model_path={smollm2} reward.reward_model.rollout.max_model_len=512 "
-        "ray_kwargs.ray_init.num_gpus=2 trainer.val_before_train=true "
-        f"trainer.validation_data_dir={tmp_path}"
+        f"reward.reward_model.model_path={model} reward.reward_model.rollout.max_model_len=512 "
+        "ray_kwargs.ray_init.num_gpus=2"
     )
-    run = train("toolbox/gdpo", override(), *settings.split())
+    return settings.split()
+
+
+def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
+    validated = ["trainer.val_before_train=true", f"trainer.validation_data_dir={tmp_path}"]
+    run = train("toolbox/gdpo", override(), *served_by_verl(smollm2), *validated)
     assert sorted(run.metrics()) == [0, 1, 2]
     for step in (1, 2):
         rows, metrics = run.rollouts(step), run.metrics()[step]
@@ -51,6 +59,58 @@ def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
     for row in map(json.loads, held_out):
         assert json.loads(row["judge_said"])["rating"] in (1, 2, 3, 4, 5)
         assert row["judge_error"] == ""
+
+
+CRITERIA = [
+    "It names a function.",
+    "It gives an argument.",
+    "It is short.",
+    "It is polite.",
+    "It apologizes.",
+]
+GRADED = (
+    f'{JUDGE}={{rubric:rubric,question:"Which of these hold for the response? Reply in JSON.'
+    r'\n{criteria}\nResponse: {response}"}'
+)
+
+
+def with_rubric(toolbox, out):
+    """The task's rows, each with the same five criteria, the last of which is a pitfall."""
+    rows = pq.read_table(toolbox / "train.parquet").to_pylist()
+    for row in rows:
+        row["extra_info"]["rubric"] = [
+            {"name": f"criterion {place}", "criterion": text, "weight": 1.0 if place < 5 else -1.0}
+            for place, text in enumerate(CRITERIA, start=1)
+        ]
+    pq.write_table(pa.Table.from_pylist(rows), out)
+    return out
+
+
+def test_the_model_that_verl_serves_grades_five_criteria_in_one_request(
+    train, smollm2, toolbox, tmp_path
+):
+    data = with_rubric(toolbox, tmp_path / "train.parquet")
+    run = train("toolbox/gdpo", GRADED, f"data.train_files={data}", *served_by_verl(smollm2))
+    for step in (1, 2):
+        rows, metrics = run.rollouts(step), run.metrics()[step]
+        for row in rows:
+            graded = row["judge_by_criterion"]
+            assert [*graded] == [f"criterion {place}" for place in range(1, 6)]
+            # One reply of the model holds the verdicts on all five.
+            verdicts = json.loads(row["judge_said"])
+            assert [*verdicts] == ["1", "2", "3", "4", "5"]
+            values = [float(verdict) for verdict in verdicts.values()]
+            assert [each["value"] for each in graded.values()] == values
+            assert row["judge"] == pytest.approx((sum(values[:4]) - values[4]) / 4)
+        assert metrics["gdpo/judge/unscored"] == 0
+        assert 0 <= metrics["gdpo/judge/criteria_varying"] <= 1
+        infos = [{key: row[key] for key in ("format", "correctness")} for row in rows]
+        for info, row in zip(infos, rows, strict=True):
+            info["judge"] = row["judge_by_criterion"]
+        groups = [row["uid"].split("_")[0] for row in rows]
+        tokens = [row["response_tokens"] for row in rows]
+        advantages = [row["gdpo_advantage"] for row in rows]
+        assert advantages == pytest.approx(advantages_of(infos, groups, tokens), abs=1e-6)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import zipfile
 import pytest
 from omegaconf import OmegaConf
 from processes import run_cli
-from trainings import Training
+from trainings import Training, assert_trained_with
 
+from gdpo_verl import advantages_of
 from gdpo_verl.lab.policy.pretrained import FILE, SHA256, make_smollm2
 from gdpo_verl.rewards.instructions import KINDS
 
@@ -68,13 +69,13 @@ SETTINGS = (
 )
 
 
-def two_steps(recipe, model, data, run):
+def two_steps(recipe, model, data, run, *overrides):
     """Train two steps of a recipe without a GPU; the metrics of each."""
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run)]
     command += [f"actor_rollout_ref.model.path={model}"]
     command += [f"data.{name}_files={data}/train.parquet" for name in ("train", "val")]
     done = subprocess.run(
-        [*command, *SETTINGS.split()], capture_output=True, text=True, check=False
+        [*command, *SETTINGS.split(), *overrides], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert OmegaConf.load(run / "config.yaml").actor_rollout_ref.actor.use_prefix_grouper
@@ -114,6 +115,31 @@ def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
     # What no prompt asks for has no statistics; the learned reward always has.
     assert not any("rewards/combination/mean" in step for step in steps)
     assert all(step["rewards/relevance/max"] > 0 for step in steps)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arm", "gdpo"), [("gdpo", {}), ("gdpo", {"criteria": "sum"}), ("grpo", {})]
+)
+def test_two_steps_train_it_with_the_instructions_as_a_rubric(smollm2, tmp_path, arm, gdpo):
+    pytest.importorskip("if_verifiable")
+    texts, run = tmp_path / "texts", tmp_path / "run"
+    run_cli("prepare", "instructions", "--out", str(texts))
+    overrides = [f"+algorithm.gdpo.{key}={value}" for key, value in gdpo.items()]
+    steps = two_steps(f"instructions/{arm}_rubric", smollm2, texts, run, *overrides)
+    for number, metrics in enumerate(steps, start=1):
+        assert 0 < metrics["rewards/rubric/mean"] < 1
+        rows = Training(run).rollouts(number)
+        rewards = [
+            {"relevance": row["relevance"], "rubric": row["rubric_by_criterion"]} for row in rows
+        ]
+        groups = [row["uid"].split("_")[0] for row in rows]
+        tokens = [row["response_tokens"] for row in rows]
+        expected = advantages_of(rewards, groups, tokens, config={"gdpo": gdpo})
+        assert [row["gdpo_advantage"] for row in rows] == pytest.approx(expected, abs=1e-6)
+        trained = [row[f"{arm}_advantage"] for row in rows]
+        assert_trained_with(metrics, trained)
 
 
 @pytest.mark.slow

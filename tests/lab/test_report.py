@@ -347,13 +347,15 @@ def test_no_two_of_six_runs_share_a_colour(tmp_path):
     assert colors[:2] == ["#d55e00", "#0072b2"]
 
 
-def test_rewards_by_turn_and_of_a_group_are_drawn(tmp_path):
+def test_rewards_by_turn_by_criterion_and_of_a_group_are_drawn(tmp_path):
     same = dict.fromkeys(
         [
             "rewards/call_ok/mean",
             "rewards/brevity/mean",
             "gdpo/call_ok/constant_groups",
             "gdpo/brevity/constant_groups",
+            "gdpo/call_ok/criteria_varying",
+            "gdpo/call_ok/all_criteria_met",
             "val-aux/x/call_ok/mean@1",
             "val-aux/x/reward/mean@1",
         ],
@@ -366,7 +368,8 @@ def test_rewards_by_turn_and_of_a_group_are_drawn(tmp_path):
     (tmp_path / "run/config.yaml").write_text(f"algorithm: {{gdpo: {{derived: {derived}}}}}")
     page = page_of(tmp_path / "out", tmp_path / "run")
     assert "spread of call_ok over the turns, first → last step 0.250 → 0.500" in page.text
-    assert page.text.count("spread over turns") == 1
+    for label in ("spread over turns", "criteria varying", "all criteria met"):
+        assert page.text.count(label) == 1
     assert "brevity went from 0.5 to 0.5" in page.text
     # No validation computes what is derived from a group.
     assert "No held-out" not in page.text

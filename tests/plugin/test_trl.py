@@ -97,9 +97,10 @@ def graded(row):
 
 RUBRIC = {"gdpo": {"conditions": {KEYS[1]: {"on": KEYS[0], "at_least": 1.5}}}}
 
+RUBRIC_ROWS = [[row[0], graded(place)] for place, row in enumerate(ROWS)]
+
 STEPS = {
-    "rubric": step(RUBRIC, [[row[0], graded(place)] for place, row in enumerate(ROWS)])
-    | {"by_criterion": [KEYS[1]]},
+    "rubric": step(RUBRIC, RUBRIC_ROWS) | {"by_criterion": [KEYS[1]]},
     "defaults": step(),
     "partly scored": step(rewards=PARTLY_SCORED, reward_weights=WEIGHTS),
     "accumulated": step(per_device_train_batch_size=8, gradient_accumulation_steps=4),
@@ -173,6 +174,8 @@ TWO = {
     "two processes": step(per_device_train_batch_size=16),
     "two, accumulated": step(per_device_train_batch_size=4, gradient_accumulation_steps=4),
 }
+TWO_RUBRIC = step(RUBRIC, RUBRIC_ROWS, per_device_train_batch_size=16)
+TWO_RUBRIC["by_criterion"] = [KEYS[1]]
 
 
 def run_beside_trl(*arguments):
@@ -200,8 +203,7 @@ def tensor(rows):
 
 def read(results, name, shaped=False):
     """The rewards, which of two tokens count, and the advantages that were logged and trained."""
-    (path,) = (results / name / "completions").glob("*.parquet")
-    columns = pq.read_table(path).to_pydict()
+    columns = completions(results / name)
     rewards = tensor([columns[key] for key in KEYS]).T
     given = tensor((STEPS | TWO)[name]["rewards"])
     if shaped:
@@ -248,12 +250,12 @@ def test_it_trains_with_the_advantages_of_the_pure_function(results, name, optio
     check(results, name, **options)
 
 
-def test_a_function_may_return_the_criteria_of_a_rubric(results):
-    table = pq.read_table(next((results / "rubric/completions").glob("*.parquet"))).to_pydict()
-    rows = STEPS["rubric"]["rewards"]
-    assert list(map(json.loads, table[f"{KEYS[1]}_by_criterion"])) == [row[1] for row in rows]
-    infos = [{KEYS[0]: number, KEYS[1]: mapping} for number, mapping in rows]
-    groups = [row // 4 for row in range(len(rows))]
+def check_rubric(table):
+    """Assert that a table of completions has the mappings, and the pure function's advantages."""
+    mappings = [json.loads(text) for text in table[f"{KEYS[1]}_by_criterion"]]
+    assert mappings == [mapping for _, mapping in RUBRIC_ROWS]
+    infos = [{KEYS[0]: number, KEYS[1]: mapping} for number, mapping in RUBRIC_ROWS]
+    groups = [row // 4 for row in range(len(infos))]
     expected = advantages_of(infos, groups, table["response_tokens"], config=RUBRIC)
     # TRL's rewards have the decimals of float32.
     assert table["advantage"] == pytest.approx(expected, abs=1e-6)
@@ -261,6 +263,15 @@ def test_a_function_may_return_the_criteria_of_a_rubric(results):
         infos, groups, config=RUBRIC | {"gdpo": RUBRIC["gdpo"] | {"criteria": "sum"}}
     )
     assert table["advantage"] != pytest.approx(plain, abs=1e-3)
+
+
+def completions(directory):
+    (path,) = (directory / "completions").glob("*.parquet")
+    return pq.read_table(path).to_pydict()
+
+
+def test_a_function_may_return_the_criteria_of_a_rubric(results):
+    check_rubric(completions(results / "rubric"))
     found = replay([results / "rubric"])
     assert found.reproduces == pytest.approx(0, abs=1e-6)
     assert found.order_changes == 0
@@ -268,9 +279,16 @@ def test_a_function_may_return_the_criteria_of_a_rubric(results):
 
 @pytest.mark.slow
 def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path):
-    run_steps(tmp_path, TWO, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    steps = {**TWO, "rubric": TWO_RUBRIC}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run_steps(tmp_path, steps, *launcher)
     for name in TWO:
         check(tmp_path, name)
+    check_rubric(completions(tmp_path / "rubric"))
+    ranks = [tmp_path / f"rubric/trained.{rank}.json" for rank in (0, 1)]
+    trained = [advantage for rank in ranks for advantage in json.loads(rank.read_text())]
+    logged_ones = completions(tmp_path / "rubric")["advantage"]
+    assert sorted(trained) == pytest.approx(sorted(logged_ones), abs=1e-6)
 
 
 def test_over_sequences_it_is_trls_own_within_the_known_bound(results):
