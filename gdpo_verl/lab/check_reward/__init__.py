@@ -1,7 +1,7 @@
-"""Try a reward on rows of the data before a run: `gdpo-verl check-reward`.
+"""`gdpo-verl check-reward`: try a reward function on rows of the data, before a training run.
 
-The configuration is that of the run, and verl loads the data, the reward function and the manager
-from it as in a run. It needs no Ray and no GPU.
+The command uses the configuration of the run. verl loads the data, the reward function and the
+reward manager as in the run. Neither Ray nor a GPU is needed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from gdpo_verl.plugin.checks.checks import Moment, Run, check_run
 from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME
 from gdpo_verl.rewards.thought import opened_thought
 
-ROWS = 64
-TIMEOUT = 60.0
-# Responses of a model to each row, where actor_rollout_ref.rollout.n is verl's default of 1.
+ROWS = 64  # rows of the data
+TIMEOUT = 60.0  # seconds for the reward of one response
+# The number of responses that a model samples for each row if actor_rollout_ref.rollout.n has
+# verl's default, 1.
 SEVERAL = 4
 
 
@@ -47,7 +48,7 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
     """Compose the configuration of a run: a recipe, or verl's `ppo_trainer`, with overrides.
 
     Raises:
-      ValueError: it cannot be composed.
+      ValueError: the configuration cannot be composed.
     """
     if not recipe:
         recipe = "ppo_trainer"
@@ -56,13 +57,19 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
 
 
 def override_reward_and_data(config: Any, function: str | None, data: Sequence[str]) -> None:
-    """Set the reward function (``path:name``, name `compute_score` when left out) and the data."""
+    """Set the reward function and the data files, where they are given.
+
+    Args:
+      config: the configuration of the run, which is changed.
+      function: ``path:name``; the name is `compute_score` by default.
+      data: the files of data.train_files.
+    """
     with open_dict(config):
         if function:
             path, colon, name = function.rpartition(":")
-            named = bool(colon) and name.isidentifier()
-            config.reward.custom_reward_function.path = path if named else function
-            config.reward.custom_reward_function.name = name if named else "compute_score"
+            has_name = bool(colon) and name.isidentifier()
+            config.reward.custom_reward_function.path = path if has_name else function
+            config.reward.custom_reward_function.name = name if has_name else "compute_score"
         if data:
             config.data.train_files = list(data)
 
@@ -78,18 +85,21 @@ def check(
 ) -> dict[str, Any]:
     """Score responses with the configured reward, and return the report of `report.measure`.
 
+    Without a file of responses and without a model, responses are made up from the ground truths.
+
     Args:
-      answers: a file of responses, see `answers.from_file`; without it and a model the responses
-        are made up.
-      model: a local model to sample from, set as `actor_rollout_ref.model.path`.
-      samples: its responses to each row; default: actor_rollout_ref.rollout.n.
-      rows: how many rows, spread evenly over data.train_files (default 64); with a file of
-        responses how many of the prompts in it (default all).
-      timeout: seconds that the reward of one response may take.
+      config: the configuration of the run.
+      answers: a file of responses, see `answers.from_file`.
+      model: a local model to sample from; it becomes `actor_rollout_ref.model.path`.
+      samples: the number of responses that the model samples for each row; by default
+        actor_rollout_ref.rollout.n.
+      rows: the number of rows, evenly spread over data.train_files (default 64). With a file of
+        responses it is the number of prompts of this file (default all).
+      timeout: the seconds that the reward of one response may take.
 
     Raises:
-      ValueError: the configuration, the data, the responses or the reward cannot be read; names
-        the key in full.
+      ValueError: the configuration, the data, the responses or the reward cannot be read. The
+        message names the key in full.
     """
     _check_settings(config)
     options = {"--rows": rows, "--samples": samples, "--timeout": timeout}
@@ -112,7 +122,8 @@ def check(
         else:
             numbers = _spread(dataset, rows or ROWS, config.data.reward_fn_key)
         columns = {number: _columns(dataset, number) for number in sorted(numbers)}
-        # One template writes all prompts: the first shows whether responses start in a thought.
+        # The same chat template writes all prompts, so that the first one shows whether responses
+        # start inside a thought.
         prompt = reward.prompt_text(config, tokenizer, next(iter(columns.values())))
         opening = opened_thought(prompt)
         if model is not None:
@@ -123,7 +134,8 @@ def check(
             chosen = made_up(columns, inside_thought=bool(opening))
         others = _held_out(config, tokenizer)
         further = [*made_up(others, inside_thought=bool(opening)), of_several_turns(columns)]
-        # These are the last: if one of them hangs, all responses to training rows are scored.
+        # The further responses come last. If one of them hangs, all responses to training rows have
+        # been scored by then.
         scored = score_twice(config, {**columns, **others}, [*chosen, *further], timeout)
     report = measure(config, chosen, scored)
     tried = [*map(ScoredAnswer, further, scored.results[len(chosen) :])]
@@ -156,7 +168,7 @@ def _about_thought(config: Any, prompt: str, opening: str) -> str:
 
 
 def _spread(dataset: Any, rows: int, source_key: str) -> set[int]:
-    """Choose numbers of rows, evenly spread, with the first one of each data source."""
+    """Choose evenly spread row numbers, and the first row of each data source."""
     total = len(dataset)
     count = min(rows, total)
     # An even spread may miss a data source of few rows.
@@ -175,22 +187,25 @@ def _held_out(config: Any, tokenizer: Any) -> dict[Any, dict[str, Any]]:
 
 
 def _columns(dataset: Any, number: int) -> dict[str, Any]:
-    """A row without verl's `dummy_tensor`, which takes a file descriptor to send to a process."""
+    """Return a row without tensors.
+
+    Sending verl's `dummy_tensor` to a child process would use a file descriptor for each row.
+    """
     row = dataset[number]
     return {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
 
 
 def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
-    """The files of `data` under this key as a run reads them, but with every row.
+    """Read the files under a key of `data` as a run does, without removing overlong prompts.
 
     Raises:
-      ValueError: they cannot be read, hold no rows, or lack a column that verl's managers read.
+      ValueError: the files cannot be read, have no rows, or lack a column that verl reads.
     """
     from verl.trainer.ppo.utils import create_rl_dataset
 
     data = config.data.copy()
     with open_dict(data):
-        data.filter_overlong_prompts = False  # row numbers stay those of the files
+        data.filter_overlong_prompts = False  # so that row numbers are those of the files
     check_data_files(data, key)
     files = _files(config, key)
     try:
@@ -203,17 +218,17 @@ def _dataset(config: Any, tokenizer: Any, key: str) -> Any:
             f"{type(error).__name__}: {error}. Prepare them first, for example with `gdpo-verl "
             f"prepare toolbox`, and name them in data.{key}."
         ) from error
-    wanted = {config.data.prompt_key: "verl's data set reads"}
+    required = {config.data.prompt_key: "verl's data set reads"}
     if config.reward.reward_manager.source == "register":
-        wanted |= dict.fromkeys(("data_source", "reward_model"), "verl's reward managers read")
-    # A data set of a user's class may have no such table.
+        required |= dict.fromkeys(("data_source", "reward_model"), "verl's reward managers read")
+    # A data set of the user's own class may have no attribute `dataframe`.
     columns = getattr(getattr(dataset, "dataframe", None), "column_names", None)
-    for column, reader in wanted.items():
+    for column, reader in required.items():
         if columns is not None and column not in columns:
             raise ValueError(
                 f"data.{key}: {reader} a column {column!r}, found only {sorted(columns)} in {files}"
             )
-    if "reward_model" in wanted and key == "train_files":
+    if "reward_model" in required and key == "train_files":
         truths = [ground_truth(dataset[number]) for number in range(len(dataset))]
         has_truth = "ground_truth" in (dataset[0].get("reward_model") or {})
         if None in truths and (not has_truth or set(truths) != {None}):  # a judge may need none

@@ -1,4 +1,4 @@
-"""The responses to be scored: given in a file, or made of the ground truths."""
+"""Make the responses to score: read them from a file, or make them up from the ground truths."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FORMS = {
     "as an answer": THINK + "It follows.</think>\n<answer>{}</answer>",
     "in a box": THINK + "It follows.</think>\n\\boxed{{{}}}",
 }
-"""The layouts in which answers are often asked for."""
+"""The layouts in which rewards often expect an answer."""
 WRONG = {form: f"another row's, {form}" for form in FORMS} | {GROUND_TRUTH: "another row's"}
 """The kind of another row's ground truth in each layout."""
 RANDOM_CHARACTERS = 200
 TURNS = 3
-"""The turns of the response that has several."""
+"""The number of turns of the made-up response with several turns."""
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
 
 
@@ -36,13 +36,13 @@ class CheckedAnswer:
     """One response to one row.
 
     Attributes:
-      row: the row's number in data.train_files, from 0, or a name for another row.
-      kind: where the response comes from, for the report.
-      text: the response.
-      group: responses with an equal value are of one group.
-      token_ids: its tokens where they are known, the end token included.
-      made_up: it was not given, and no model wrote it.
-      turns: the model's turns, whose number the reward function gets.
+      row: the row's number in data.train_files, from 0, or a name for a row of other files.
+      kind: the origin of the response, for the report.
+      text: the text of the response.
+      group: responses with the same value belong to one group.
+      token_ids: the tokens of the response, including the end token; None if they are unknown.
+      made_up: True if the response comes neither from a file nor from a model.
+      turns: the number of the model's turns, which the reward function receives.
     """
 
     row: Any
@@ -60,7 +60,10 @@ class CheckedAnswer:
 
 
 def ground_truth(row: Mapping[str, Any]) -> str | None:
-    """The row's ground truth as text, JSON where it is not text; None without one."""
+    """Return the ground truth of a row as text; None if there is none.
+
+    A ground truth that is no text is written as JSON.
+    """
     truth = (row.get("reward_model") or {}).get("ground_truth")
     return None if truth is None else truth_text(truth)
 
@@ -68,20 +71,21 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
 def made_up(
     rows: Mapping[Any, Mapping[str, Any]], *, inside_thought: bool = False
 ) -> list[CheckedAnswer]:
-    """Make nine responses to each row, or fewer where there is no ground truth.
+    """Make up nine responses to each row, or fewer if there is no ground truth.
 
-    Its own and another row's ground truth in each of the `FORMS`, its own cut in half, random
-    text, and nothing.
+    They are the row's own and another row's ground truth in each layout of `FORMS`, the first half
+    of the row's own ground truth, random text, and the empty text.
 
     Args:
-      inside_thought: the prompt has opened the thought, so that no response contains that tag.
+      rows: the rows by number or name.
+      inside_thought: True if the prompt opens the thought; responses then omit the opening tag.
     """
-    rng = random.Random(0)  # the same random text each time: two reports can be compared
+    rng = random.Random(0)  # the same random text each time, so that two reports can be compared
     truths = [ground_truth(row) for row in rows.values()]
     answers = []
     for place, (number, truth) in enumerate(zip(rows, truths, strict=True)):
         following = truths[place + 1 :] + truths[:place]
-        # An equal truth, as in a task with few, would be right here, too.
+        # Another row may have the same ground truth, which would be right for this row as well.
         other = next((text for text in following if text not in (None, truth)), None)
         texts: dict[str, str] = {}
         if truth is not None:
@@ -98,7 +102,7 @@ def made_up(
 
 
 def of_several_turns(rows: Mapping[Any, Mapping[str, Any]]) -> CheckedAnswer:
-    """Make a response to the first row that calls a tool in each turn but the last."""
+    """Make up a response to the first row that calls a tool in each turn except the last."""
     number, row = next(iter(rows.items()))
     call = "<tool_call>\n{}\n</tool_call>\ntool\nnothing\nassistant\n"
     text = call * (TURNS - 1) + (ground_truth(row) or "")
@@ -106,13 +110,15 @@ def of_several_turns(rows: Mapping[Any, Mapping[str, Any]]) -> CheckedAnswer:
 
 
 def from_file(path: Path, dataset: Sequence[Mapping[str, Any]]) -> list[CheckedAnswer]:
-    """Read the responses in a file of JSON lines.
+    """Read responses from a file of JSON lines.
 
-    A line is ``{"index": row, "answer": text}``, or one of a rollout dump that verl wrote to
-    trainer.rollout_data_dir: it names no row, which is found by its ground truth and prompt.
+    A line is ``{"index": row, "answer": text}``, or a line of a rollout dump that verl wrote to
+    trainer.rollout_data_dir. A dumped line does not contain the number of its row. The row is found
+    by its ground truth and its prompt.
 
     Raises:
-      ValueError: a line is neither, or refers to no row of the data; names the line.
+      ValueError: a line is neither of both, or refers to no row of the data. The message names the
+        line.
     """
     answers: list[CheckedAnswer] = []
     dumped: list[tuple[int, Row | None]] = []

@@ -1,4 +1,4 @@
-"""Find faults of a reward, in single responses and in all of them together."""
+"""Find faults of a reward function, from single responses and from all responses together."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gdpo_verl.reward_dicts import TURNS_OF_ANSWER, is_list, listed_turns, unnes
 from gdpo_verl.rewards.parse_error import ParseError
 
 SLOW_SECONDS = 3.0
-"""The scoring of one response should not take longer."""
+"""The scoring of one response should not take longer than this, in seconds."""
 
 PROBLEM = "problems"
 NOTE = "notes"
 Finding = tuple[str, str]
-"""One of the two, and the sentence."""
+"""`PROBLEM` or `NOTE`, and a sentence."""
 
-# Criteria that a note names.
+# The largest number of criteria that a note names.
 _NAMED = 5
 _REAL_ANSWERS = (
     "If no made-up response has the layout that the reward asks for, give real ones with "
@@ -40,14 +40,16 @@ _REAL_ANSWERS = (
 
 @dataclass
 class ScoredAnswer:
-    """A response and the result of the reward.
+    """A response with the result of the reward function.
 
     Attributes:
-      again: the result when it was scored once more.
-      no_dict: a complaint of a number where a dict of components is needed.
-      values: the components as returned, where all can be read; NaN where not scored.
-      weighted_sum: sum_k w_k r_k after the conditions; None where there are no `values`.
-      parse_error: the diagnostic of that name; None without one.
+      answer: the response.
+      result: the result of the first scoring.
+      again: the result of the second scoring; None if there was none.
+      no_dict: a complaint if the reward function returned a number instead of a dict of components.
+      values: the returned components, NaN if not scored; empty if one of them cannot be read.
+      weighted_sum: sum_k w_k r_k after conditions; None without `values`.
+      parse_error: the diagnostic `parse_error` that the reward returned; None without one.
     """
 
     answer: CheckedAnswer
@@ -60,13 +62,13 @@ class ScoredAnswer:
 
     @property
     def score(self) -> float | None:
-        """The score as a finite number; None where it is something else, see `score_problem`."""
+        """The score as a finite number; None if it is something else, see `score_problem`."""
         score = self.result.score
         return None if score_problem(score) else float(score)
 
     @property
     def seconds(self) -> float:
-        """The shorter of its times: the first call of all holds late imports."""
+        """The shorter of both scoring times, because the very first call may import modules."""
         results = (self.result, self.again)
         times = [result.seconds for result in results if result and result.seconds]
         return min(times, default=0.0)
@@ -76,13 +78,16 @@ def complaints(
     tried: Sequence[ScoredAnswer],
     declared: Sequence[Component] = (),
 ) -> Iterator[Finding]:
-    """Find faults of single responses: of each the first one, and how many more there are.
+    """Find faults in single responses.
+
+    For each kind of fault, the first response is described and the others are counted.
 
     Args:
-      declared: the components that the reward declares.
+      tried: the responses that were scored.
+      declared: the components that the reward function declares.
     """
     finished = [response for response in tried if not response.result.error]
-    # A bare number has no components to complain of.
+    # A result that is only a number has no components to check.
     dicts = [response for response in finished if not response.no_dict]
     keys = sorted(dicts[0].result.info) if dicts else []
     table: list[tuple[str, Sequence[ScoredAnswer], Callable[[ScoredAnswer], str | None]]] = [
@@ -129,17 +134,17 @@ def _altered(response: ScoredAnswer) -> str:
 
 
 def _other_keys(response: ScoredAnswer, keys: Sequence[str]) -> str:
-    own = sorted(response.result.info)
-    if own == keys:
+    returned = sorted(response.result.info)
+    if returned == keys:
         return ""
     return (
-        f"the keys {own} are not those of the first response, {keys}. Where verl makes columns of "
-        "the keys, it takes those of the first response"
+        f"the keys {returned} are not those of the first response, {keys}. Where verl makes columns "
+        "of the keys, it takes those of the first response"
     )
 
 
 def first_and_count(kind: str, sentences: Sequence[str]) -> Iterator[Finding]:
-    """The first sentence, and how many more there are."""
+    """Yield the first sentence with the number of further ones; nothing if there are none."""
     if sentences:
         more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
         yield kind, sentences[0] + more
@@ -157,8 +162,8 @@ def _out_of_range(response: ScoredAnswer, declared: Sequence[Component]) -> str:
 
 
 def _not_a_number_a_turn(response: ScoredAnswer, declared: Sequence[Component]) -> str:
-    """Complain of a list by turn of another length than the response's turns."""
-    if not response.answer.made_up:  # the turns of other responses are not known
+    """Complain about a per-turn list whose length is not the number of the response's turns."""
+    if not response.answer.made_up:  # the number of turns is known only for made-up responses
         return ""
     turns = response.answer.turns
     info = unnested(response.result.info)
@@ -175,12 +180,16 @@ def _not_a_number_a_turn(response: ScoredAnswer, declared: Sequence[Component]) 
 
 
 def not_the_sum(response: ScoredAnswer) -> str:
-    """Complain of a score that is not the weighted sum, which GDPO decouples; '' if they agree."""
+    """Complain about a score that is not the weighted sum of the components.
+
+    GDPO decouples the weighted sum, and a GRPO baseline optimises the score. The result is "" if
+    both agree.
+    """
     score = response.score
     total = response.weighted_sum
     if score is None or total is None:
         return ""
-    # Absolute below 1: sums near 0 differ by rounding alone.
+    # The tolerance is absolute for scores below 1, because sums near 0 differ by rounding.
     if abs(total - score) <= SCORE_TOLERANCE * max(abs(score), 1.0):
         return ""
     return (
@@ -214,14 +223,17 @@ def _not_repeated(response: ScoredAnswer) -> str:
 
 def _alike(one: Any, other: Any) -> bool:
     try:
-        # Threads add up in any order, and so round in another way.
+        # Threads may add numbers in another order, which changes the rounding.
         return bool(np.isclose(float(one), float(other), rtol=1e-9, atol=1e-9, equal_nan=True))
     except (TypeError, ValueError, OverflowError):
         return bool(one == other)
 
 
 def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterator[Finding]:
-    """Complain of rewards that vary in no group; a note where made-up responses may not fit."""
+    """Complain about rewards of which none varies in any group.
+
+    It is only a note if made-up responses may lack the layout that the reward asks for.
+    """
     several = sum(size > 1 for size in Counter(batch.group_ids).values())
     if not several or batch.decomposition.spread.varies.any():
         return
@@ -234,21 +246,21 @@ def no_variation(readable: Sequence[ScoredAnswer], batch: RewardBatch) -> Iterat
 
 
 def truth_not_preferred(readable: Sequence[ScoredAnswer]) -> Iterator[Finding]:
-    """Note a reward that does not prefer the ground truth; it is a problem if it is inverted.
+    """Note a reward function that does not prefer the ground truth to wrong responses.
 
-    In one of its layouts, bare, phrased or boxed, the ground truth should score more than every
-    wrong response in at least half of the rows. The reward is inverted if in a layout another row's
-    ground truth scores more in every row.
+    The ground truth should score more than every wrong response in at least half of the rows, in at
+    least one of its layouts (bare, in answer tags, in a box). The reward is inverted if, in one
+    layout, another row's ground truth scores more in every row. This is a problem, not only a note.
     """
     if len({response.score for response in readable}) < 2:
         return
-    known = False
+    compared = False
     inverted = False
     for layout, wrong in WRONG.items():
         margins = _margins(readable, layout, [wrong, RANDOM, EMPTY])
         if _mostly_above_zero(margins):
             return
-        known = known or bool(margins)
+        compared = compared or bool(margins)
         to_another = _margins(readable, layout, [wrong])
         inverted = inverted or max(to_another, default=0.0) < 0
     text = (
@@ -257,7 +269,7 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer]) -> Iterator[Finding]:
     )
     if inverted:
         yield PROBLEM, f"the reward is inverted: another row's ground truth scores more; {text}"
-    elif known:
+    elif compared:
         yield NOTE, text
 
 
@@ -266,22 +278,22 @@ def _mostly_above_zero(margins: Sequence[float]) -> bool:
 
 
 def _truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:
-    """Return whether made-up responses are known not to have the layout that the reward asks for.
+    """Return whether the ground truths are probably no responses that the reward could accept.
 
-    The reward's `parse_error` says that it reads no ground truth, or most of them look like JSON
-    objects, as the tests of a program do.
+    This is the case if the reward reports a `parse_error` for each of them, or if most of them look
+    like JSON objects, such as the tests of a program.
     """
     if not readable[0].answer.made_up:
         return False
     truths = [response for response in readable if response.answer.kind in WRONG]
     bare = [response.answer.text for response in truths if response.answer.kind == GROUND_TRUTH]
     objects = sum(truth.lstrip().startswith("{") for truth in bare)
-    # A reward without a parse_error (None) does not say what it reads.
+    # A reward without parse_error (None) does not say what it can read.
     return all(response.parse_error for response in truths) or 2 * objects > len(bare)
 
 
 def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]) -> list[float]:
-    """Return the margin of each row's ground truth in this layout over its best wrong response."""
+    """Return, for each row, the score of the ground truth minus the best score of `wrong` kinds."""
     scores: dict[Any, dict[str, Any]] = defaultdict(dict)
     for response in readable:
         scores[response.answer.row][response.answer.kind] = response.score
@@ -294,35 +306,36 @@ def _margins(readable: Sequence[ScoredAnswer], layout: str, wrong: Sequence[str]
 
 
 def criteria_that_teach_nothing(batch: RewardBatch) -> Iterator[Finding]:
-    """Note the criteria of rubrics that every response meets, and those that none meets."""
+    """Note the criteria of rubrics that every response meets, or that no response meets."""
     for key, graded in batch.graded.items():
         values: dict[str, list[float]] = defaultdict(list)
-        for own in graded:
-            for name, (value, _) in (own or {}).items():
+        for criteria in graded:
+            for name, (value, _) in (criteria or {}).items():
                 if not math.isnan(value):
                     values[name].append(value)
-        several = {name: own for name, own in values.items() if len(own) > 1}
-        always = [name for name, own in several.items() if min(own) > 0]
-        never = [name for name, own in several.items() if max(own) <= 0]
-        for names, said in ((always, "every"), (never, "no")):
+        several = {name: grades for name, grades in values.items() if len(grades) > 1}
+        always = [name for name, grades in several.items() if min(grades) > 0]
+        never = [name for name, grades in several.items() if max(grades) <= 0]
+        for names, which in ((always, "every"), (never, "no")):
             if names:
                 yield (
                     NOTE,
-                    f"{key!r}: {said} response meets {len(names)} of {len(values)} criteria, which "
-                    f"would teach nothing: {', '.join(names[:_NAMED])}. {_REAL_ANSWERS}",
+                    f"{key!r}: {which} response meets {len(names)} of {len(values)} criteria, "
+                    f"which would teach nothing: {', '.join(names[:_NAMED])}. {_REAL_ANSWERS}",
                 )
 
 
 def failing_pays(batch: RewardBatch) -> Iterator[Finding]:
-    """Complain of conditions on a reward that can be negative: where they fail, it counts as 0.
+    """Complain about conditions on a reward that can be negative.
 
-    It is a note where the reward can be above 0.
+    Where the condition fails, the reward counts as 0, which is then better than a negative value.
+    It is only a note if the reward can also be above 0.
     """
     objective = batch.rows.objective
     for name, condition in each_condition(objective.config.conditions):
         key = f"algorithm.gdpo.conditions.{name}"
         observed = batch.raw[:, objective.keys.index(name)].nan_to_num(0.0)
-        # Made-up responses seldom reach both ends of a range; a declaration tells them.
+        # Made-up responses seldom reach both ends of the range. A declared range takes precedence.
         declared = objective.ranges.get(name)
         low, high = declared or (float(observed.min()), float(observed.max()))
         if low < 0 and high <= 0:

@@ -1,4 +1,4 @@
-"""The results of a reward on a set of responses: numbers, problems and notes, as JSON or text."""
+"""Report the results of a reward function on a set of responses, as JSON or as text."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ def measure(
     answers: Sequence[CheckedAnswer],
     scored: Scored,
 ) -> dict[str, Any]:
-    """Summarise the results of the reward, and say what is wrong.
+    """Summarise the results of the reward function, and list its problems.
 
     Args:
-      config: verl's, of which the algorithm and the group's size are read.
-      answers: in the order of `scored.results`, which may end earlier.
+      config: verl's configuration, of which the algorithm and the group size are read.
+      answers: the responses, in the order of `scored.results`, which may end earlier.
+      scored: the results.
 
     Returns:
-      What `--json` writes: `problems` would stop a run or distort what it learns, `notes` are
-      worth reading. Of each of the `components` `low`, `mean` and `high` are in reward units, None
-      where it is never scored; two shares have the names of the metrics `UNSCORED`, of all
-      responses, and `CONSTANT_GROUPS`, of groups with several responses, None without them.
-      `teaching` is that of `teaching.teaching`, empty for made-up responses, from which no policy
-      learns.
+      the report that `--json` writes. `problems` would stop a run or distort what it learns;
+      `notes` are less severe. Each of the `components` has `low`, `mean` and `high` in reward
+      units, None if the component is never scored, and two shares with the names of metrics:
+      `UNSCORED`, the share of responses, and `CONSTANT_GROUPS`, the share of groups with several
+      responses, None if there are no such groups. `teaching` is the result of `teaching.teaching`.
+      It is empty for made-up responses, because they do not show what a policy would learn.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
     tried = [
@@ -59,7 +60,7 @@ def measure(
     findings: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
-    if dicts or not finished:  # bare numbers alone have their own complaint
+    if dicts or not finished:  # results that are only numbers have their own complaint
         components, taught = _look_at_components(config, settings, scored, finished, findings)
     findings += checks.complaints(tried, scored.declared)
     findings += _constant(components)
@@ -104,9 +105,12 @@ def _look_at_components(
     finished: Sequence[ScoredAnswer],
     findings: list[Finding],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Summarise the components and what they can teach, and find faults of the set of responses."""
+    """Summarise the components and what they can teach, and find faults in all responses together.
+
+    Findings are added to `findings`.
+    """
     dicts = [response for response in finished if not response.no_dict]
-    # A key counts as returned where one response has it.
+    # A key counts as returned if at least one response has it.
     keys = list(dict.fromkeys(key for response in dicts for key in unnested(response.result.info)))
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
@@ -126,7 +130,7 @@ def _look_at_components(
         run = Run(config, returned=returned)
         run.objective = objective
         check_run(run, Moment.COMPONENTS, Moment.RETURNED)
-    except ValueError as error:  # what is known so far is shown all the same
+    except ValueError as error:  # the summary up to this point is still shown
         findings.append((PROBLEM, str(error)))
     return components, taught
 
@@ -134,7 +138,10 @@ def _look_at_components(
 def _read_components(
     dicts: Sequence[ScoredAnswer], objective: Objective, findings: list[Finding]
 ) -> RewardBatch | None:
-    """Fill in what depends on the components, and find responses without readable ones."""
+    """Return the batch of the responses with readable components, and set their `values`.
+
+    The result is None if no response has readable components. Faults are added to `findings`.
+    """
     readable = []
     errors = []
     for response in dicts:
@@ -143,20 +150,20 @@ def _read_components(
             read_components([info], objective, [response.answer.name])
         except ValueError as error:
             errors.append(str(error))
-        else:  # a score that is no number has its own complaint
+        else:  # a score that is no number is reported by another check
             if response.score is not None:
                 readable.append(response)
     findings += checks.first_and_count(PROBLEM, errors)
     if not readable:
         return None
     infos = [response.result.info for response in readable]
-    # The tokens of made-up responses are not known: there derived components are not scored.
+    # The token counts of made-up responses are unknown, so their derived components are not scored.
     ids = [response.answer.token_ids for response in readable]
     masks = None if None in ids else [torch.ones(len(tokens or ())) for tokens in ids]
     keys = [str(RowKey("answer", number, 0)) for number in range(len(readable))]
     rows = RewardRows(objective, infos, keys, masks=masks)
     objective.try_derived(unnested(infos[0]))
-    # The masks of these responses are not known: every response counts alike.
+    # Every response has the same weight in the whitening.
     tokens = torch.ones(len(readable))
     batch = RewardBatch.of(rows, [response.answer.group for response in readable], tokens)
     try:
@@ -176,7 +183,7 @@ def _summarise(batch: RewardBatch, declared: Sequence[Component]) -> list[dict[s
     derived = batch.rows.objective.config.derived
     groups = batch.group_ids
     sizes = Counter(groups)
-    # One response alone would count as a dead group.
+    # A group of a single response would always count as constant.
     several = [row for row, group in enumerate(groups) if sizes[group] > 1]
     metrics = component_metrics(batch.raw, groups, names)
     grouped = component_metrics(batch.raw[several], [groups[row] for row in several], names)
@@ -205,12 +212,12 @@ def _kinds(dicts: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
     return [
         {
             "kind": kind,
-            "count": len(own),
-            "low": min(own),
-            "mean": fmean(own),
-            "high": max(own),
+            "count": len(scores_of_kind),
+            "low": min(scores_of_kind),
+            "mean": fmean(scores_of_kind),
+            "high": max(scores_of_kind),
         }
-        for kind, own in scores.items()
+        for kind, scores_of_kind in scores.items()
     ]
 
 

@@ -20,9 +20,9 @@ def sample(
 ) -> list[CheckedAnswer]:
     """Sample `count` responses to each row, at the rollout's temperature.
 
-    transformers generates them, on a GPU where there is one, with the model of
-    `actor_rollout_ref.model.path` and at most `data.max_response_length` tokens each; the
-    engine of the run is not started.
+    transformers generates the responses with the model of `actor_rollout_ref.model.path`, on a GPU
+    if there is one. Each response has at most `data.max_response_length` tokens. The engine of the
+    run is not started.
 
     Raises:
       OSError, ValueError: the model cannot be loaded.
@@ -34,7 +34,7 @@ def sample(
     model.to(device)
     ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends)
-    torch.manual_seed(0)  # reports differ only by what was changed
+    torch.manual_seed(0)  # the same seed each time, so that two reports can be compared
     answers: list[CheckedAnswer] = []
     numbers = list(rows)
     for start in range(0, len(numbers), PROMPTS_AT_ONCE):
@@ -43,7 +43,7 @@ def sample(
         responses = generate(
             model,
             tokenizer,
-            # The template has written the special tokens.
+            # The chat template has already written the special tokens.
             tokenizer(prompts, add_special_tokens=False)["input_ids"],
             max_new_tokens=int(config.data.max_response_length),
             num_return_sequences=count,
@@ -52,11 +52,11 @@ def sample(
             top_p=float(rollout.top_p),
             top_k=max(int(rollout.top_k), 0),  # verl's -1 and transformers' 0 keep all
         )
-        for place, ids in enumerate(responses):
-            # Up to the first end token, which verl keeps.
-            end = next((at for at, token in enumerate(ids) if token in ends), len(ids))
+        for number_in_chunk, ids in enumerate(responses):
+            # The response ends with the first end token, which verl keeps as well.
+            end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
             ids = ids[: end + 1]
             text = tokenizer.decode(ids, skip_special_tokens=True)
-            number = chunk[place // count]
+            number = chunk[number_in_chunk // count]
             answers.append(CheckedAnswer(number, "sampled", text, number, tuple(ids)))
     return answers

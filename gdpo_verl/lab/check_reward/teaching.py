@@ -1,4 +1,4 @@
-"""Advice on a set of rewards, and its capacity to teach a policy, from the policy's responses."""
+"""Measure from a policy's responses what a set of rewards can teach it, and give advice."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from gdpo_verl.plugin.step.batch import RewardBatch
 
 
 def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
-    """Return the advice and the capacity of a batch of a policy's responses, for `--json`.
+    """Return advice, capacity and forecast from a batch of a policy's responses, for `--json`.
 
     Returns:
-      `advice`, a list of `override` and `because`; `advice_conclusion`, what else is to be said of
-      it; `capacity` as `lab.replay.capacity` has it.
+      a dict with `advice`, a list of dicts with `override` and `because`; `advice_conclusion`, a
+      concluding text; `advice_lines`, both for a terminal; `capacity`, see `lab.replay.capacity`;
+      `forecast`, see `lab.replay.forecast`.
     """
     objective = batch.rows.objective
     decomposition = batch.decomposition
@@ -50,7 +51,7 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
 
 
 def forecast_at_size(batch: RewardBatch, size: int) -> Forecast:
-    """Measure the push in groups of the run's size; it is empty with too few responses."""
+    """Measure the push in groups of the run's size; the forecast is empty without full groups."""
     objective = batch.rows.objective
     new_groups: Mapping[int, Hashable] = groups_of_size(batch.group_ids, size)
     forecast = Forecast()
@@ -68,7 +69,7 @@ def forecast_at_size(batch: RewardBatch, size: int) -> Forecast:
 
 
 def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
-    """A table of group sizes, and sentences."""
+    """Yield the lines of a table of capacity by group size, and of sentences below it."""
     varies: Mapping[str, Mapping[str, float]] = measured["varies"]
     if not varies:
         yield (

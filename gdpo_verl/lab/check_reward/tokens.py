@@ -1,4 +1,4 @@
-"""Load the policy's own tokenizer, or one whose tokens are bytes if the policy is not here."""
+"""Load the policy's tokenizer, or a tokenizer of bytes if the policy is not on this machine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gdpo_verl.lab.tasks.rows import tokenizer_of
 
 
 def model_path(model: Any) -> str | None:
-    """Return the path of the policy's tokenizer or model; None if it is not here."""
-    # A name that is no absolute path may be one of the hub's, and is left to its loader.
+    """Return the path of the policy's tokenizer or model; None if it is not on this machine."""
+    # A name that is no absolute path may be a hub id, which the loader looks up.
     path = os.path.expanduser(model.get("tokenizer_path") or model.get("path") or "")
     missing = path.startswith("/") and not os.path.exists(path)
     return None if missing else path or None
 
 
 def load_tokenizer(model: Any) -> Any:
-    """Load the policy's tokenizer as verl does; without one, return one whose tokens are bytes.
+    """Load the policy's tokenizer as verl does, or a tokenizer of bytes if there is no policy.
 
     Raises:
-      ValueError: the path is given and no tokenizer can be loaded from it.
+      ValueError: no tokenizer can be loaded from the configured path.
     """
     from verl.utils.fs import copy_to_local
     from verl.utils.tokenizer import hf_tokenizer
@@ -28,7 +28,7 @@ def load_tokenizer(model: Any) -> Any:
     path = model_path(model)
     if path is None:
         return byte_tokenizer()
-    # verl's loader adds a padding token, and copies a model of HDFS here first.
+    # verl's loader adds a padding token. A model on HDFS is first copied to this machine.
     return tokenizer_of(
         path,
         "actor_rollout_ref.model.path (or null, which counts bytes for tokens)",
@@ -44,7 +44,7 @@ def byte_tokenizer() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(alphabet)}
-    # Without merges and without splitting at words nothing but single bytes is left.
+    # Without merges and without splitting at words, each token is a single byte.
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,6 +1,6 @@
-"""Score responses in a child process, because a reward may hang or crash.
+"""Score responses in a child process, because a reward function may hang or crash.
 
-A regular expression, for instance, hangs in a way that no thread and no signal handler can stop.
+For example, no thread and no signal handler can stop a regular expression that hangs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from gdpo_verl.plugin.checks.reward import (
 from gdpo_verl.plugin.checks.reward_function import LIBRARIES, declared_reward, unnamed_arguments
 from gdpo_verl.sandbox import protection
 
-# Seconds for the imports of a user's module.
+# The time limit for the imports of a user's module, in seconds.
 LOAD_SECONDS = 300.0
-# A reward that takes longer than this for all responses shows its progress.
+# Progress is shown if the scoring of all responses takes longer than this, in seconds.
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -46,15 +46,15 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class RewardResult:
-    """The reward's result for one answer.
+    """The result of the reward manager for one response.
 
     Attributes:
       score: the manager's `reward_score`.
-      info: its `reward_extra_info`.
-      seconds: the time in the manager, its decoding included; None where there was no end.
-      not_round_tripped: the tokenizer decodes another text than the answer's.
-      error: why there is no score, else None.
-      sandboxes: what protected the programs that the reward ran by then.
+      info: the manager's `reward_extra_info`.
+      seconds: the time that the manager took, including decoding; None if it did not end.
+      not_round_tripped: True if the tokenizer decodes the tokens to another text than the response.
+      error: the reason why there is no score; None if there is one.
+      sandboxes: the kinds of sandbox in which the reward function has run programs so far.
     """
 
     score: Any = None
@@ -67,11 +67,13 @@ class RewardResult:
 
 @dataclass(frozen=True)
 class Scored:
-    """The results of the first answers, and what the configured reward declares.
+    """The results of all responses up to the first that hangs or crashes.
 
     Attributes:
-      unnamed: complaints of `reward_kwargs` that the function does not name.
-      again: the results of the responses when they were scored once more, by their place.
+      declared: the components that the reward function declares.
+      unnamed: complaints about `reward_kwargs` that are no arguments of the function.
+      results: the results in the order of the responses.
+      again: the results of the second scoring, by the response's place.
     """
 
     declared: tuple[Component, ...]
@@ -86,12 +88,15 @@ def score_twice(
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> Scored:
-    """Score the responses, and once more in reverse order.
+    """Score the responses, and then score them again in reverse order.
 
-    One that takes more than `timeout` seconds or crashes is the last.
+    Scoring ends with the first response that takes more than `timeout` seconds or crashes.
 
     Args:
-      rows: the columns of each row that a response refers to.
+      config: the configuration of the run.
+      rows: the columns of each row to which a response refers.
+      answers: the responses.
+      timeout: the time limit for each response, in seconds.
 
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
@@ -115,7 +120,7 @@ def _score(
     worker: _Worker, answers: Sequence[CheckedAnswer], places: Sequence[int]
 ) -> dict[int, RewardResult]:
     """Return the results of the responses at these places, until the worker ends."""
-    # Without its thread, which would run in addition to the reward.
+    # Switch off tqdm's monitor thread, which would run in addition to the reward function.
     tqdm.monitor_interval = 0
     results = {}
     for place in tqdm(
@@ -133,12 +138,12 @@ def _score(
 
 
 class _Worker:
-    """A process that loads the reward, and then scores each response that it is sent."""
+    """A child process that loads the reward, and then scores each response that it receives."""
 
     def __init__(
         self, trace: IO[bytes], config: Any, rows: Mapping[Any, Mapping[str, Any]], timeout: float
     ) -> None:
-        # A fork cannot use a GPU that this process has used, as for answers of a model.
+        # After this process has used a GPU, for example to sample responses, a fork cannot use it.
         method = "spawn" if torch.cuda.is_initialized() else "fork"
         context: Any = multiprocessing.get_context(method)
         self.timeout = timeout
@@ -151,8 +156,8 @@ class _Worker:
         self.process.start()
 
     def receive(self) -> Any:
-        """Return what the process sends next; None when it has ended."""
-        # Asked again and again: a process that the reward has forked may keep the pipe open.
+        """Return the next object that the process sends; None if the process has ended."""
+        # The process is polled, because a process forked by the reward may keep the pipe open.
         while self.process.is_alive():
             if self.connection.poll(POLL_SECONDS):
                 return self.connection.recv()
@@ -160,15 +165,18 @@ class _Worker:
         return None
 
     def end(self, timeout: float) -> str:
-        """Describe the process's end, with the first of the user's lines in faulthandler's dump."""
+        """Describe how the process ended, with the line of the user's code where it was.
+
+        The line comes from the traceback that faulthandler has written.
+        """
         dump = self.trace.read().decode(errors="replace")
-        # A crash is the current thread's, which may not be the first. The latest call comes first:
-        # after the lines of this file come those of the command.
+        # The current thread has crashed; it may not be the first of the dump. The latest call comes
+        # first, so that the user's frames come before the frames of this file.
         _, _, current = dump.partition("Current thread")
         called, _, _ = (current.partition("\n\n")[0] or dump).partition(f'File "{__file__}"')
         frames = re.findall(r'File "(.+)", line (\d+) in', called)
-        own = [f" ({file}:{line})" for file, line in frames if not file.startswith(LIBRARIES)]
-        place = own[0] if own else ""
+        places = [f" ({file}:{line})" for file, line in frames if not file.startswith(LIBRARIES)]
+        place = places[0] if places else ""
         status = self.process.exitcode
         if dump.startswith("Timeout"):
             return f"did not end within {timeout:g} s{place}"
@@ -177,7 +185,7 @@ class _Worker:
         return f"ended its process with status {status}{place}"
 
     def stop(self) -> None:
-        """End the process, and what the reward has started."""
+        """End the process, and the processes that the reward has started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
@@ -191,19 +199,25 @@ def _serve(
     rows: Mapping[Any, Mapping[str, Any]],
     timeout: float,
 ) -> None:
-    """Send the declaration, or a text with the error; then a result for each response."""
+    """Load the reward, and score each response that arrives on the connection.
+
+    The first object that is sent is the reward's declaration, or a text with an error. Then a
+    `RewardResult` is sent for each response.
+    """
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the command is killed
-    os.dup2(2, 1)  # what a reward prints is no part of the report
+    os.dup2(2, 1)  # output of the reward function must not mix with the report
     sys.path.insert(0, os.getcwd())  # as under ``python -m verl.trainer.main_ppo``
-    # A fork's own: the threads of a loop that the command has used do not live here.
+    # A fork needs its own event loop, because the threads of the parent's loop do not exist here.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    # Where a reward hangs or crashes is written to the trace, whatever holds the interpreter.
+    # faulthandler writes the traceback of a hang or a crash to the trace, even while the
+    # interpreter is blocked.
     with open(trace, "w") as traces:
 
         def end_after(seconds: float) -> None:
-            # Anew each time, for a library that was loaded since may have taken the signals:
-            # tvm_ffi, vLLM's, does. Enabled already, faulthandler would not take them again.
+            # A library that was loaded in the meantime may have replaced the signal handlers; for
+            # example tvm_ffi, which vLLM uses, does so. While it is enabled, faulthandler does not
+            # install its handlers again, so it is disabled first.
             faulthandler.disable()
             faulthandler.enable(traces)
             faulthandler.dump_traceback_later(seconds, exit=True, file=traces)
@@ -235,9 +249,9 @@ def _result(
     config: Any, tokenizer: Any, manager: Any, row: Mapping[str, Any], answer: CheckedAnswer
 ) -> RewardResult:
     def ids_of(text: str) -> list[int]:
-        # A file of responses may hold half of a surrogate pair, which no tokenizer takes.
-        whole = text.encode(errors="replace").decode()
-        return list(tokenizer.encode(whole, add_special_tokens=False))
+        # A file of responses may contain half of a surrogate pair, which no tokenizer accepts.
+        valid_text = text.encode(errors="replace").decode()
+        return list(tokenizer.encode(valid_text, add_special_tokens=False))
 
     end = tokenizer.eos_token_id or 0
     prompt = ids_of(prompt_text(config, tokenizer, row)) or [end]

@@ -1,7 +1,7 @@
-"""Stored responses under other weights, conditions, rewards or estimators: `gdpo-verl replay`.
+"""`gdpo-verl replay`: compute the advantages of stored responses under other settings.
 
-It computes the advantages that other settings would have given to these responses. No policy is
-trained, so it does not show what a policy would do afterwards. It does not need verl.
+The settings may be other weights, conditions, rewards or another estimator. No policy is trained,
+so a replay does not show what a policy would do afterwards. A replay does not need verl.
 """
 
 from __future__ import annotations
@@ -32,21 +32,32 @@ from gdpo_verl.lab.rundir.scoring import StoredAnswerScorer, token_counter
 from gdpo_verl.lab.rundir.settings import ESTIMATORS, Setting, grpo_of_score, recorded_setting
 from gdpo_verl.lab.rundir.source import Source
 
+# The number of responses with the largest changes that are kept.
 CHANGED_MOST = 10
-# The sign of a smaller advantage comes from rounding.
+# The sign of an advantage below this number comes from rounding.
 _NO_SIGN = 1e-9
 
 
 @dataclass
 class Replay:
-    """The figures of all responses under the recorded and the asked settings.
+    """The figures of all responses under two settings.
+
+    The recorded settings are those of the run, and the asked settings are those that the user wants
+    to try.
 
     Attributes:
-      recorded, asked: the figures of each.
-      reproduces: the largest difference between the recorded advantages and those computed under
-        the recorded settings; None where none are recorded.
-      changed_most: the responses, the largest change first.
-      notes: sentences on the sources.
+      where: the paths of the sources.
+      recorded, asked: the figures under the recorded and under the asked settings.
+      reproduces: the largest difference between a recorded advantage and the same advantage
+        computed under the recorded settings; None if no advantages are recorded.
+      rows: the number of responses.
+      steps: the number of steps.
+      order_changes: the number of groups whose order of responses changes.
+      sign_changes: the number of responses whose advantage changes its sign.
+      changed_most: the responses with the largest changes, the largest first.
+      notes: sentences about the sources.
+      verdict: advice about the asked settings.
+      forecast: the push on each reward under the asked settings.
     """
 
     where: Sequence[str]
@@ -84,18 +95,20 @@ def replay(
     """Compute the advantages of stored responses under other settings.
 
     Args:
-      where: runs, folders of dumps, files of rows.
+      where: paths of runs, of folders of dumps or of files of rows.
       overrides: settings of `algorithm`, as in a training command.
-      group, text, components: the columns of a table with other names; empty where they are not
-        named.
-      function: FILE:NAME of a reward function that scores the responses anew.
-      tokenizer: counts tokens where the rows hold no counts.
-      rows_file: gets a line of JSON for each response.
-      trust: a run's configuration may name code from outside this package.
-      outcome: the component that says whether a response solves its task; "" finds it.
+      group, text, components: the names of columns in a table without the usual names; empty if
+        the user does not name them.
+      function: FILE:NAME of a reward function that scores the responses again.
+      tokenizer: a model whose tokenizer counts the tokens of the responses.
+      rows_file: a file to which one line of JSON is written for each response.
+      trust: True if a run's configuration may name code from outside this package.
+      outcome: the component that says whether a response solves its task; "" chooses it from the
+        settings and the rewards.
 
     Raises:
-      ValueError: a source, a row or a setting is wrong; names file and line, or the key.
+      ValueError: a source, a row or a setting is wrong; the message names file and line, or the
+        key.
     """
     if not where:
         raise ValueError("WHERE: expected a run, a folder of dumps or a file of rows, found none")
@@ -131,7 +144,7 @@ def replay(
 def _replay_source(
     source: Source, overrides: Overrides, result: Replay, out: TextIO | None
 ) -> None:
-    """Add the responses of a source to those of the sources before it."""
+    """Add the responses of a source to the result."""
     if not source.components:
         raise ValueError(
             f"{source.first_place}: expected reward components among the columns, found "
@@ -160,6 +173,7 @@ def _replay_source(
 
 
 def _about(source: Source) -> Iterator[str]:
+    """Yield sentences about what the rows or the estimator of a source do not allow."""
     path = source.path
     if not source.counts_tokens:
         yield f"{path}: no token counts, so whitening is over responses; --tokenizer counts them"
@@ -190,8 +204,9 @@ def _compare(
     before = torch.where(is_stored, stored, computed)
     result.recorded.add(recorded, decomposition, before)
     result.rows += len(before)
-    turned = (before * after < 0) & (torch.minimum(before.abs(), after.abs()) > _NO_SIGN)
-    result.sign_changes += int(turned.sum())
+    smaller = torch.minimum(before.abs(), after.abs())
+    changes_sign = (before * after < 0) & (smaller > _NO_SIGN)
+    result.sign_changes += int(changes_sign.sum())
     for rows in places_by_group(batch.groups):
         result.order_changes += levels(before[rows].tolist()) != levels(after[rows].tolist())
     change, order = (after - before).abs().sort(descending=True, stable=True)
@@ -204,18 +219,18 @@ def _compare(
     changed.sort(key=_change_of, reverse=True)
     result.changed_most = changed[:CHANGED_MOST]
     if out:
-        for row, known in enumerate(is_stored.tolist()):
+        for row, has_recorded in enumerate(is_stored.tolist()):
             line = _entry(source, batch, row, before, after)
-            if not known:
+            if not has_recorded:
                 line["recorded"] = None
             out.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
 
 def _entry(source: Source, batch: Batch, row: int, before: Tensor, after: Tensor) -> dict[str, Any]:
-    """Return a response's place, components and advantages, as JSON holds them."""
+    """Return the place, components and advantages of a response, as values of JSON."""
     response = batch.responses[row]
     rewards = batch.rewards[row]
-    names = [each.name for each in source.components if each.name in rewards]
+    names = [component.name for component in source.components if component.name in rewards]
     return {
         "file": str(response.file),
         "line": response.line,
@@ -230,7 +245,7 @@ def _entry(source: Source, batch: Batch, row: int, before: Tensor, after: Tensor
 def _recorded(
     result: Replay, source: Source, batch: Batch, setting: Setting
 ) -> tuple[Decomposition, Tensor]:
-    """Return a batch under its recorded settings, and its advantage: shape (B,)."""
+    """Return the decomposition under the recorded settings, and the advantage: shape (B,)."""
     decomposition = setting.decompose(batch)
     if not source.columns.score:
         return decomposition, setting.advantage(decomposition, batch)

@@ -1,6 +1,8 @@
-"""Advice about a set of rewards: each with its evidence, its interval, and the override to paste.
+"""Give advice about a set of rewards, from the responses of a run.
 
-Each interval comes from resampled groups. Where it leaves a question open, the output says so.
+Each piece of advice has its evidence, an interval, and an override to paste into the training
+command. The interval comes from resampled groups. Where an interval leaves a question open, the
+output names the question.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from gdpo_verl.lab.overrides import override
 from gdpo_verl.lab.replay.figures import Figures
 from gdpo_verl.lab.statistics import interval_of_draws as interval
 
+# The largest number of pieces of advice.
 MOST = 5
 # Advice needs this many groups, and a component that varies in this many of them.
 FEWEST_GROUPS = 30
 FEWEST_VARYING = 10
-# The part of a component's positive terms that responses which fail the outcome may have.
+# A condition is advised if responses that fail the outcome have more than this part of a
+# component's positive terms.
 PAID_TO_FAILURES = 0.25
+# Two components count as the same reward if their correlation is above this number.
 ALIKE = 0.95
 UNTESTED = (
     "Runs that follow advice on conditions have been tested; advice on weights is computed from "
@@ -31,7 +36,7 @@ UNTESTED = (
 
 @dataclass(frozen=True)
 class Advice:
-    """One line of advice; without an override it says which question is open."""
+    """One piece of advice. If `override` is empty, `because` names a question that is open."""
 
     override: str
     because: str
@@ -39,14 +44,14 @@ class Advice:
 
 @dataclass
 class Verdict:
-    """The advice from a set of figures, and a concluding sentence, which may be empty."""
+    """The advice that follows from some figures, and a concluding text, which may be empty."""
 
     advice: list[Advice] = field(default_factory=list)
     conclusion: str = ""
 
 
 def advise(found: Figures) -> Verdict:
-    """Return at most `MOST` lines of advice about the settings of the figures.
+    """Return at most `MOST` pieces of advice about the settings of the figures.
 
     Groups of one response are not counted.
     """
@@ -74,22 +79,25 @@ def advise(found: Figures) -> Verdict:
 
 
 def _carries(found: Figures, key: str) -> bool:
-    """Return whether a component varies in groups enough for advice about it."""
+    """Return whether a component varies in enough groups for advice about it."""
     return found.varying[found.keys.index(key)] >= FEWEST_VARYING
 
 
 def _conditions(found: Figures) -> Iterator[Advice]:
-    """Advise a condition on the outcome, or on a component of weight 0 that is always 0 or 1.
+    """Advise a condition on a guard for each component that often rewards failures of this guard.
 
-    A component that correlates with the outcome gets no advice: it leads to the outcome.
+    A guard is the outcome, or a component of weight 0 that is always 0 or 1. There is no advice for
+    a component that correlates with the guard, because this component leads to passing the guard.
     """
     conditions = found.setting.objective.config.conditions
+    # Components that already have a condition, or to which a condition refers.
     taken = set(conditions) | {condition["on"] for _, condition in each_condition(conditions)}
     measured = [key for key in found.verdicts if found.weights[key] == 0]
     guards = [key for key in measured if _carries(found, key) and key != found.outcome]
     if found.outcome in found.passing:
         guards.insert(0, found.outcome)
-    # Where a condition fails, the component is 0, which must not be better than its other values.
+    # Where a condition fails, the component becomes 0. Zero must not be better than the values that
+    # the component has, so a component that can be negative gets no condition.
     lowest = dict(zip(found.keys, np.nanmin(found.rewards, axis=0), strict=True))
     others = [key for key in found.keys if found.weights[key] > 0 and lowest[key] >= 0]
     # The largest positive terms come first.
@@ -125,10 +133,10 @@ def _conditions(found: Figures) -> Iterator[Advice]:
 def _repeats(found: Figures) -> Iterator[Advice]:
     """Advise the weight 0 for a component that repeats another one.
 
-    Such a component is still returned: a condition, a gate or a derived component may name it.
+    With the weight 0 the component remains available to conditions, gates and derived components.
     """
     config = found.setting.objective.config
-    # Some variants are defined with equal weights.
+    # A variant that is defined with equal weights allows no weight 0.
     if config.chosen_variant.weights == "equal":
         return
     carrying = []
@@ -152,13 +160,13 @@ def _repeats(found: Figures) -> Iterator[Advice]:
 
 
 def _weight_0(found: Figures, key: str) -> str:
-    """Return the override that sets a weight to 0, and leaves the others as they are."""
-    given = found.setting.objective.config.reward_weights
-    changed = {**(given or {}), key: 0}
-    # What is given may be a list.
-    return override("algorithm.gdpo_reward_weights", changed, replaces=given is not None)
+    """Return the override that sets one weight to 0, and leaves the other weights as they are."""
+    weights = found.setting.objective.config.reward_weights
+    changed = {**(weights or {}), key: 0}
+    # The present weights may be a list, which Hydra does not merge with a mapping.
+    return override("algorithm.gdpo_reward_weights", changed, replaces=weights is not None)
 
 
 def _short(number: float) -> float:
-    """A number as a person writes it: 1 for 1.0."""
+    """Return a whole number as int, so that it is written 1 instead of 1.0."""
     return int(number) if number == int(number) else number

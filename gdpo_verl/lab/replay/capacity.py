@@ -1,11 +1,13 @@
-"""The capacity of a set of rewards at a group size, from more responses to each prompt.
+"""Measure the capacity of a set of rewards: how many of them vary in a group of a given size.
 
-A group of n responses is drawn from the N that a prompt has. A component varies in it unless all
-scored responses have the same value: of N responses, c_v have the value v and m are not scored,
+Let a prompt have N responses, from which a group of n responses is drawn without replacement. A
+component varies in the group unless all scored responses of the group have the same value. With V
+different values, c_v responses with the value v, and m responses that are not scored,
 
-  P(n varies) = 1 - (sum_v C(c_v + m, n) - (V - 1) C(m, n)) / C(N, n)
+  P(component varies) = 1 - (sum_v C(c_v + m, n) - (V - 1) C(m, n)) / C(N, n)
 
-with V values. The mean over the prompts is exact.
+The second term corrects for groups without any scored response, which the sum counts V times. The
+capacity is the mean of these exact probabilities over the prompts, summed over the components.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ SIZES = (4, 8, 16)
 
 
 def varies(values: Sequence[float], size: int) -> float:
-    """Return the probability that a component varies among `size` of a prompt's responses.
+    """Return the probability that a component varies in a group drawn from a prompt's responses.
+
+    Args:
+      values: the component's value for each response; NaN if not scored.
+      size: the number of responses in the group.
 
     >>> varies([0.0, 0.0, 0.0, 1.0], 2)
     0.5
@@ -43,17 +49,18 @@ def capacity(
     *,
     size: int,
 ) -> dict[str, Any]:
-    """Return the share of groups in which each component varies, by group size.
+    """Return the share of groups in which each component varies, for several group sizes.
 
     Args:
-      rewards: K components of each response after conditions; NaN where not scored.
+      rewards: the K components of each response, after conditions; NaN if not scored.
       groups: the prompt of each response.
-      size: the size of the run's groups.
+      keys: the names of the components.
+      size: the group size of the run.
 
     Returns:
-      `answers` (N of the prompt with the fewest responses), `size`, `varies` (by size and
-      component; only for sizes up to N), and `teaches` (the sum over the components at `size`, of
-      `rewards`).
+      a dict with `answers`, the number of responses to the prompt with the fewest; `size`;
+      `varies`, the share by group size and component, for sizes up to `answers`; `teaches`, the sum
+      of the shares over the components at `size`, None if unknown; `rewards`, which is K.
     """
     places_of_groups = places_by_group(groups)
     least = min(map(len, places_of_groups), default=0)

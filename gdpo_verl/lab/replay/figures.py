@@ -1,6 +1,8 @@
-"""The figures of each component under some settings, kept by group, so that groups are resampled.
+"""Figures of each component under some settings, such as its share and its influence.
 
-Of each response 2 x K numbers are kept, of each group K numbers of each kind and K x K products.
+The sums are kept separately for each group, because intervals come from resampled groups. With K
+components, 2 x K numbers are kept for each response. For each group there are K numbers of most
+kinds and K x K numbers for products of components.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from gdpo_verl.lab.rundir.responses import GroupTable
 from gdpo_verl.lab.rundir.settings import Setting
 from gdpo_verl.lab.statistics import draws_of_groups
 
-Array: TypeAlias = Any  # numpy's, of float64
+Array: TypeAlias = Any  # a NumPy array of float64
 
 
 def known_passing(objective: Objective) -> dict[str, float]:
-    """Return the smallest passing value of each component for which the settings say it.
+    """Return the smallest value with which a component passes, as far as the settings define it.
 
-    It is the threshold of a condition, else the largest declared value.
+    This value is the threshold of a condition on the component, else its largest declared value.
     """
     values = {key: high for key, (_, high) in objective.ranges.items()}
     for _, condition in each_condition(objective.config.conditions):
@@ -42,13 +44,15 @@ def known_passing(objective: Objective) -> dict[str, float]:
 
 @dataclass
 class Figures:
-    """Sums over the responses of each group.
+    """Sums over the responses of each group, and the figures that follow from them.
+
+    First every batch is added, then the figures are read.
 
     Attributes:
-      known_passing: as the function of this name returns it; to be set before figures are read.
-      named_outcome: the component that the user names as the outcome; "" where none is named.
-      known: the weights that made the advantages are known, and so the shares.
-      settings: those that the figures belong to; several where several runs had their own.
+      known_passing: the result of the function of this name. Set it before figures are read.
+      named_outcome: the component that the user names as the outcome; "" if none is named.
+      known: True if the weights behind the advantages are known, and with them the shares.
+      settings: the settings of the responses; several if the runs had different settings.
     """
 
     known_passing: Mapping[str, float] = field(default_factory=dict)
@@ -56,7 +60,7 @@ class Figures:
     known: bool = True
     settings: list[Setting] = field(default_factory=list)
     _parts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    # Of each batch its groups, rewards and positive terms.
+    # For each batch: its groups, its rewards and its positive terms.
     _batches: list[tuple[Groups, Tensor, Tensor]] = field(default_factory=list)
 
     @property
@@ -66,20 +70,21 @@ class Figures:
 
     @property
     def name(self) -> str:
-        """The settings for people."""
-        return " and ".join(dict.fromkeys(each.name for each in self.settings))
+        """The name of the settings, for messages."""
+        return " and ".join(dict.fromkeys(setting.name for setting in self.settings))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The components."""
+        """The names of the components."""
         return self.setting.objective.keys
 
     @property
     def outcome(self) -> str | None:
-        """The component that says whether a response solves its task; None where none is known.
+        """The component that says whether a response solves its task; None if it is unknown.
 
-        It is the component that the user names, else the one of the gate, of all conditions or of a
-        usual name, else the only component that is always 0 or 1 and varies.
+        The first of these rules that applies chooses it: the component that the user names; the
+        component of the gate, of all conditions, or with a usual name; the only component that
+        varies and is always 0 or 1.
         """
         if self.named_outcome:
             return self.named_outcome
@@ -92,7 +97,7 @@ class Figures:
 
     @cached_property
     def rewards(self) -> Array:
-        """The rewards of all responses, NaN where not scored: shape (B, K)."""
+        """The rewards of all responses, NaN if not scored: shape (B, K)."""
         return torch.cat([raw for _, raw, _ in self._batches]).numpy()
 
     @cached_property
@@ -103,16 +108,17 @@ class Figures:
 
     @cached_property
     def passing(self) -> dict[str, float]:
-        """The smallest passing value of each component; none where nothing tells it.
+        """The smallest value with which each component passes.
 
-        Where `known_passing` does not have it, it is the largest value of all responses.
+        Where `known_passing` does not define it, it is the largest value of all responses. A
+        component that is not defined there and has only one value is left out.
         """
-        found = {}
+        largest = {}
         for key, column in zip(self.keys, self.rewards.T, strict=True):
             values = column[~np.isnan(column)]
             if len(np.unique(values)) > 1:
-                found[key] = float(values.max())
-        return found | dict(self.known_passing)
+                largest[key] = float(values.max())
+        return largest | dict(self.known_passing)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -120,7 +126,7 @@ class Figures:
         return dict(zip(self.keys, self.setting.objective.weights, strict=True))
 
     def add(self, setting: Setting, decomposition: Decomposition, advantage: Tensor) -> None:
-        """Add the groups of a batch with its settings and its final advantage, shape (B,)."""
+        """Add a batch with its settings and its final advantage, shape (B,)."""
         if setting not in self.settings:
             self.settings.append(setting)
         groups = decomposition.groups
@@ -146,19 +152,19 @@ class Figures:
 
     @cached_property
     def by_group(self) -> dict[str, Array]:
-        """Each kind of sum by group: to be read when all batches are added."""
+        """Each kind of sum, with one entry for each group. Read it after all batches are added."""
         passing = [self.passing.get(key, math.inf) for key in self.keys]
         for groups, raw, paid in self._batches:
-            # A response that is not scored fails.
+            # A response that is not scored fails: a comparison with NaN is false.
             fails = ~(raw >= torch.tensor(passing, dtype=torch.float64))
             self._add_sums("failed", groups, fails)
             # (K, K): the positive terms of component k in responses that fail component l.
             self._add_sums("missed", groups, paid[:, :, None] * fails[:, None, :])
-        return {name: torch.cat(each).numpy() for name, each in self._parts.items()}
+        return {name: torch.cat(parts).numpy() for name, parts in self._parts.items()}
 
     @cached_property
     def table(self) -> GroupTable:
-        """The table of the groups of all batches, before conditions, as in the metrics."""
+        """The table of the groups of all batches, from rewards before conditions, as in metrics."""
         codes = []
         number = 0
         for groups, _, _ in self._batches:
@@ -168,17 +174,17 @@ class Figures:
 
     @property
     def groups(self) -> int:
-        """Groups of all batches."""
+        """The number of groups in all batches."""
         return len(self.table.size)
 
     @property
     def several(self) -> int:
-        """Groups of several responses."""
+        """The number of groups with several responses."""
         return int((self.table.size > 1).sum())
 
     @property
     def dead(self) -> int:
-        """Groups of several responses in which all components are constant."""
+        """The number of dead groups: groups of several responses with only constant components."""
         return int(self.table.dead.sum())
 
     @cached_property
@@ -189,18 +195,18 @@ class Figures:
 
     @cached_property
     def passed(self) -> dict[str, int]:
-        """The number of groups in which a response passes each component."""
+        """For each component, the number of groups in which at least one response passes it."""
         passes = self.by_group["failed"] < self.table.size.numpy()[:, None]
         return dict(zip(self.keys, passes.sum(axis=0).tolist(), strict=True))
 
     @cached_property
     def sums(self) -> dict[str, Array]:
-        """Each kind of sum over all groups, then over each draw of as many: (1 + DRAWS, …)."""
+        """Each kind of sum, over all groups and over each resampling: shape (1 + DRAWS, …)."""
         return draws_of_groups(self.by_group)
 
     @cached_property
     def misses(self) -> Array:
-        """The part of component k's positive terms in responses that fail l: (…, K, K)."""
+        """The part of component k's positive terms in responses that fail l: (1 + DRAWS, K, K)."""
         return divided(self.sums["missed"], self.sums["paid"][:, :, None])
 
     @cached_property
@@ -210,11 +216,16 @@ class Figures:
         return divided(self.sums["products"], squares[:, :, None] * squares[:, None, :])
 
     def of(self, key: str, outcome: str | None) -> dict[str, float | int | None]:
-        """Return the figures of a component, `misses` for this outcome; None where unknown."""
+        """Return the figures of a component; None for a figure that is unknown.
+
+        Args:
+          key: the component.
+          outcome: the component whose failures the figure `misses` refers to.
+        """
         if key not in self.keys:
             return {}
         k = self.keys.index(key)
-        sums = {name: each[0] for name, each in self.sums.items()}
+        sums = {name: sums_of_kind[0] for name, sums_of_kind in self.sums.items()}
         share = divided(sums["share"][k], sums["share"].sum())
         influence = divided(sums["influence"][k], sums["live"])
         misses = np.nan
@@ -222,13 +233,14 @@ class Figures:
             misses = self.misses[0, k, self.keys.index(outcome)]
         if not self.known:
             share = misses = np.nan
-        found = {"share": share, "influence": influence, "misses": misses}
-        known = {name: None if np.isnan(value) else float(value) for name, value in found.items()}
-        return {"varies": self.varying[k], **known}
+        figures: dict[str, float | int | None] = {"varies": self.varying[k]}
+        for name, value in (("share", share), ("influence", influence), ("misses", misses)):
+            figures[name] = None if np.isnan(value) else float(value)
+        return figures
 
 
 def divided(numerator: Array, denominator: Array) -> Array:
-    """Divide; the result is NaN where the denominator is 0."""
+    """Divide two arrays; the result is NaN where the denominator is 0."""
     shape = np.broadcast_shapes(numerator.shape, denominator.shape)
     out = np.full(shape, np.nan)
     return np.divide(numerator, denominator, out=out, where=np.abs(denominator) > 1e-12)

@@ -1,7 +1,7 @@
-"""A forecast of whether a rare reward is learned, from responses and before a training run.
+"""Forecast whether a rare reward will be learned, from responses sampled before a training run.
 
-The push on reward k in a step is its influence times the number of the step's groups. The
-influence is the mean over the responses of A z_k, where A is the advantage and z_k the reward,
+The push on reward k in a step is its influence times the number of groups in the step. The
+influence is the mean of A z_k over the responses, where A is the advantage and z_k is the reward,
 normalised within its group (`gdpo_verl.diagnostics.influence_metrics`). A group in which the
 reward is constant adds nothing.
 """
@@ -22,7 +22,8 @@ from gdpo_verl.lab.rundir.responses import places_by_group
 from gdpo_verl.lab.text import columns
 
 WIDTH = 100
-# Of the runs of docs/evidence/rare.md: the push over the first five steps.
+# The push over the first five steps above which a rare reward was learned, from the runs of
+# docs/evidence/rare.md.
 LINE = 0.9
 ORIGIN = (
     "In 72 runs of tiny policies on one task, with 16 groups of 8 responses in a step, 34 of the "
@@ -34,12 +35,12 @@ ORIGIN = (
 
 @dataclass
 class Forecast:
-    """The push on each reward under several estimators, added up over batches.
+    """The push on each reward under several estimators, accumulated over batches.
 
     Attributes:
-      keys: the components.
+      keys: the names of the components.
       rows: the number of responses that have an advantage.
-      sums: the sum of A z_k over the responses by estimator, shape (K,).
+      sums: for each estimator, the sum of A z_k over the responses, shape (K,).
     """
 
     keys: tuple[str, ...] = ()
@@ -57,9 +58,9 @@ class Forecast:
             self.sums[name] = self.sums.get(name, torch.zeros_like(terms)) + terms
 
     def for_step(self, groups: float) -> dict[str, Any]:
-        """Return the push by estimator and component, in a step with this number of groups.
+        """Return the push by estimator and component in a step with `groups` groups.
 
-        `push` is empty where no response has an advantage.
+        `push` is empty if no response has an advantage.
         """
         pushes: dict[str, dict[str, float]] = {}
         if self.rows:
@@ -70,10 +71,15 @@ class Forecast:
 
 
 def groups_of_size(groups: Sequence[Hashable], size: int) -> dict[int, Hashable]:
-    """Divide the responses to each prompt into groups of one size.
+    """Divide the responses to each prompt into groups of `size` responses.
+
+    Args:
+      groups: the prompt of each response.
+      size: the number of responses in each new group.
 
     Returns:
-      the new group of each response by its place; responses that fill no group are left out.
+      the new group of each response, by the response's place. Responses that are left over, because
+      they do not fill a group, are missing.
 
     >>> groups_of_size(["a", "a", "b", "a", "b"], 2)
     {0: ('a', 0), 1: ('a', 0), 2: ('b', 0), 4: ('b', 0)}
@@ -87,7 +93,7 @@ def groups_of_size(groups: Sequence[Hashable], size: int) -> dict[int, Hashable]
 
 
 def forecast_lines(forecast: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a table of the push on each component and what it means, for a terminal."""
+    """Yield the lines of a table of pushes and of its explanation, for a terminal."""
     pushes: Mapping[str, Mapping[str, float]] = forecast["push"]
     if not pushes:
         return

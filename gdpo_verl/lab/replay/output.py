@@ -1,4 +1,4 @@
-"""A replay for a terminal and as JSON."""
+"""Write a replay as text for a terminal, or as JSON."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ LIMITS = (
     "These are the advantages that the settings give to these responses. They do not show what a "
     "policy would do afterwards."
 )
-# TRL logs single precision, and adds epsilon at another place than this package.
+# TRL logs advantages in single precision, and adds epsilon in another place than this package.
 _REPRODUCED = 1e-3
 _WIDTH = 100
-_SHOWN = 3  # of the responses that change most, on the terminal
+# The number of responses with the largest changes that the terminal shows.
+_SHOWN = 3
+# The number format of each figure.
 _FORMS = {"varies": "d", "share": ".0%", "influence": ".3f", "misses": ".0%"}
 
 
 def to_json(result: Replay) -> dict[str, Any]:
-    """Return all figures; in a pair the recorded settings come first. None means unknown."""
+    """Return all figures of a replay as values of JSON.
+
+    In a pair, the figure under the recorded settings comes first. None means unknown.
+    """
     recorded, asked = result.recorded, result.asked
     components = {}
     for key in asked.keys:
@@ -55,7 +60,7 @@ def to_json(result: Replay) -> dict[str, Any]:
 
 
 def to_text(result: Replay) -> str:
-    """Return one screen of text."""
+    """Return a replay as about one screen of text."""
     before, after = result.recorded.name, result.asked.name
     lines = [
         f"{', '.join(result.where)}: {result.rows} responses in {result.asked.groups} groups, "
@@ -83,15 +88,15 @@ def to_text(result: Replay) -> str:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return the advice, each with its override on the next line, and the conclusion."""
+    """Return the lines of each piece of advice with its override below it, and the conclusion."""
     lines = []
-    for number, each in enumerate(verdict.advice, start=1):
-        lines += [*_wrapped(f"{number}. {each.because}", "   "), f"   {each.override}"]
+    for number, advice in enumerate(verdict.advice, start=1):
+        lines += [*_wrapped(f"{number}. {advice.because}", "   "), f"   {advice.override}"]
     return lines + _wrapped(verdict.conclusion, "")
 
 
 def reproduction(result: Replay) -> str:
-    """Say whether the recorded advantages follow from the recorded settings."""
+    """Return a sentence that says whether the recorded settings reproduce the advantages."""
     if result.reproduces is None:
         return "No advantages are recorded, so none can be reproduced."
     if result.reproduces <= _REPRODUCED:
@@ -106,7 +111,7 @@ def reproduction(result: Replay) -> str:
 
 
 def outcome_text(figures: Figures) -> str:
-    """Say which component counts as the outcome."""
+    """Return a sentence that names the component which counts as the outcome."""
     if figures.outcome is None:
         return (
             f"No outcome is known: none of {', '.join(figures.keys)} has a usual name, and not "
@@ -119,7 +124,7 @@ def outcome_text(figures: Figures) -> str:
 
 
 def changes(result: Replay) -> str:
-    """Count what changes from the recorded to the asked settings."""
+    """Return a sentence that counts the changes from the recorded to the asked settings."""
     return (
         f"dead groups: {_arrow([result.recorded.dead, result.asked.dead], 'd')}; the order of "
         f"responses changes in {result.order_changes} of {result.asked.groups} groups, the sign of "
@@ -128,7 +133,7 @@ def changes(result: Replay) -> str:
 
 
 def table(result: Replay) -> list[Sequence[str]]:
-    """Return the heading and a row for each component."""
+    """Return the table of figures: a heading, and a row for each component."""
     asked = result.asked
     failing = "positive terms in failures"
     if asked.outcome in asked.passing:
@@ -145,7 +150,7 @@ def _arrow(pair: Sequence[float | int | None], form: str) -> str:
 
 
 def _change(entry: dict[str, Any]) -> str:
-    """Show both advantages of a response, and its scored components."""
+    """Return both advantages of a response and its scored components, as text."""
     both = f"{entry['recorded']:+.2f} → {entry['asked']:+.2f}"
     components = entry["components"].items()
     scored = {name: value for name, value in components if reward_of(value) is not None}

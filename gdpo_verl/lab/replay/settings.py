@@ -1,4 +1,4 @@
-"""The settings that are asked for, as overrides of `algorithm` in a training command."""
+"""Read the settings that a user wants to try: overrides of `algorithm`, as in training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def parse_overrides(overrides: Sequence[str]) -> Overrides:
     """Return the keys and values of Hydra's overrides of `algorithm`.
 
     Raises:
-      ValueError: Hydra rejects an override, or it is of another node or changes no advantage.
+      ValueError: Hydra rejects an override, or an override belongs to another node or changes no
+        advantage.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -30,18 +31,18 @@ def parse_overrides(overrides: Sequence[str]) -> Overrides:
     parsed = []
     for override in overrides:
         try:
-            (each,) = parser.parse_overrides([override])
+            (parsed_override,) = parser.parse_overrides([override])
         except HydraException as error:
             raise ValueError(f"{override}: {error}") from error
-        if each.is_sweep_override():
+        if parsed_override.is_sweep_override():
             raise ValueError(f"{override}: expected one value, found a sweep over several")
-        key = str(each.key_or_group)
+        key = str(parsed_override.key_or_group)
         if not key.startswith("algorithm."):
             raise ValueError(
                 f"{key}: expected a setting of `algorithm`, whose effect follows from stored "
                 "responses. Other settings lead to other responses, which need a training run"
             )
-        parsed.append((key, each.value()))
+        parsed.append((key, parsed_override.value()))
     algorithm = with_overrides({}, parsed)
     others = {str(key): value for key, value in algorithm.items() if key != "adv_estimator"}
     refuse_unused(others, VERL.root)
@@ -49,10 +50,11 @@ def parse_overrides(overrides: Sequence[str]) -> Overrides:
 
 
 def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
-    """Return an `algorithm` node after overrides, in their order, as Hydra applies them.
+    """Return an `algorithm` node to which the overrides are applied in order, as by Hydra.
 
     Raises:
-      ValueError: Hydra does not merge a mapping and a list; names the key.
+      ValueError: an override is a list where the node has a mapping, or the reverse, which Hydra
+        does not merge. The message names the key.
     """
     node = OmegaConf.create({"algorithm": dict(base)})
     for key, value in overrides:
@@ -69,7 +71,7 @@ def with_overrides(base: Mapping[str, Any], overrides: Overrides) -> DictConfig:
 
 
 def asked_setting(source: Source, overrides: Overrides) -> Setting:
-    """Return the settings asked for: the overrides, applied to a run's own or to GDPO's."""
+    """Return the settings to try: the run's settings, or GDPO's defaults, with the overrides."""
     base = recorded_algorithm(source) if source.algorithm else {"adv_estimator": "gdpo"}
     merged = OmegaConf.to_container(with_overrides(base, overrides), resolve=False)
     return setting_of(as_settings(merged), source)

@@ -1,4 +1,4 @@
-"""Run directories of verl → learning curves, a table and one self-contained page."""
+"""`gdpo-verl report`: learning curves, a table and one self-contained page about several runs."""
 
 from __future__ import annotations
 

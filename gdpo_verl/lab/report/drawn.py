@@ -1,4 +1,4 @@
-"""A folder of dumps as a run that the report draws: the metrics are computed from its rows."""
+"""Read a folder of dumps as a run of the report: its metrics are computed from the rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gdpo_verl.names import SCORES
 
 
 def run_of_dumps(path: Path) -> Run:
-    """Return the run of a folder of dumps, with the metrics that follow from its rows.
+    """Return a folder of dumps as a run, with the metrics that follow from its rows.
 
-    Where the rows have no components, only the score that verl dumps is drawn. What cannot be read
-    is named in the notes, and drawn as far as it goes.
+    If the rows have no components, the run has only the score that verl dumps. The notes of the run
+    name everything that could not be read.
 
     Raises:
       ValueError: there are no dumps.
@@ -54,26 +54,27 @@ def run_of_dumps(path: Path) -> Run:
 
 
 def _metrics_of(batches: Sequence[Batch], setting: Setting) -> dict[int, Metrics]:
-    """Return the metrics of each step, as a training computes them."""
+    """Return the metrics of each step, as training computes them."""
     trains = setting.estimator == "gdpo"
     of_steps: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
     for batch in batches:
-        found = batch_metrics(setting.decompose(batch), setting.objective, trains=trains)
-        of_steps.setdefault(batch.step, []).append((len(batch.responses), found))
+        metrics = batch_metrics(setting.decompose(batch), setting.objective, trains=trains)
+        of_steps.setdefault(batch.step, []).append((len(batch.responses), metrics))
     return {step: _of_mini_batches(parts) for step, parts in of_steps.items()}
 
 
 def _of_mini_batches(parts: Sequence[tuple[int, Mapping[str, float]]]) -> Metrics:
-    """Return the metrics of a step from those of its mini-batches, as verl aggregates them.
+    """Combine the metrics of a step's mini-batches, as verl does.
 
-    A mean has the weight of what it is over, without one that of the responses
+    The value of a mini-batch has its own weight, for example the number of groups over which it is
+    a mean. Without such a weight the number of responses counts
     (`gdpo_verl.plugin.step.aggregation`).
     """
     metrics: Metrics = {}
-    for key in dict.fromkeys(key for _, found in parts for key in found):
-        having = [(size, found[key]) for size, found in parts if key in found]
-        values = [float(value) for _, value in having]
-        weights = [getattr(value, "weight", size) for size, value in having]
+    for key in dict.fromkeys(key for _, of_part in parts for key in of_part):
+        sized = [(size, of_part[key]) for size, of_part in parts if key in of_part]
+        values = [float(value) for _, value in sized]
+        weights = [getattr(value, "weight", size) for size, value in sized]
         if key.startswith(SCORES) and key.endswith("/min"):
             metrics[key] = min(values)
         elif key.startswith(SCORES) and key.endswith("/max"):

@@ -1,4 +1,4 @@
-"""Pictures of the page, as SVG; their colours, and curves smoothed and averaged."""
+"""Draw the panels of the page as SVG: their colours, and smoothed and averaged curves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMED = {"gdpo": BLUE, "grpo": VERMILION}
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture with a title."""
+    """A picture with a title, and the function that draws it."""
 
     title: str
     draw: Callable[[Figure], None]
@@ -30,7 +30,11 @@ class Panel:
 
 
 def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
-    """One colour a recipe: the estimator's own the first time, then the four others in turn."""
+    """Return one colour for each recipe.
+
+    The first recipe of GDPO and of GRPO gets the colour of its estimator. The remaining recipes get
+    the four other colours in turn.
+    """
     colors: list[str] = []
     others = cycle(OTHERS)
     for recipe in recipes:
@@ -40,18 +44,18 @@ def recipe_colors(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def smoothing_window(runs: Sequence[Run]) -> int:
-    """An odd number of steps, about an eighth of the longest run and at least 3."""
+    """Return an odd number of steps, about an eighth of the longest run and at least 3."""
     longest = max((len(run.training_steps) for run in runs), default=0)
     return max(3, longest // 8 // 2 * 2 + 1)
 
 
 def smooth(series: Series, window: int) -> Series:
-    """The mean over each point's neighbours; at the ends over those that there are.
+    """Replace each value by the mean over a window around it; the window is cut at both ends.
 
     >>> smooth([(1, 0.0), (2, 3.0), (3, 6.0)], 3)
     [(1, 1.5), (2, 3.0), (3, 4.5)]
     """
-    # By running sums a wide window costs as little as a narrow one.
+    # With running sums a wide window costs no more than a narrow one.
     half = window // 2
     sums = list(accumulate((value for _, value in series), initial=0.0))
     smoothed = []
@@ -63,23 +67,24 @@ def smooth(series: Series, window: int) -> Series:
 
 
 def band(series: Iterable[Series]) -> list[tuple[int, float, float, float]]:
-    """(step, smallest, mean, largest) of the series, at the steps that all but empty ones have.
+    """Return (step, smallest, mean, largest) at each step that all non-empty series have.
 
     >>> band([[(1, 0.0), (2, 1.0)], [(1, 3.0)], []])
     [(1, 0.0, 1.5, 3.0)]
     """
-    # Where one run ends before the others, the mean of those left would jump.
-    known = [dict(each) for each in series if each]
-    shared = set.intersection(*map(set, known)) if known else set()
+    # Steps that a run lacks are left out: where one run ends before the others, the mean of the
+    # remaining runs would jump.
+    curves = [dict(curve) for curve in series if curve]
+    shared = set.intersection(*map(set, curves)) if curves else set()
     points = []
     for step in sorted(shared):
-        values = [each[step] for each in known]
+        values = [curve[step] for curve in curves]
         points.append((step, min(values), fmean(values), max(values)))
     return points
 
 
 def panel_svg(panel: Panel) -> Markup:
-    """A panel as inline SVG that takes its ink from the page's colours."""
+    """Return a panel as inline SVG whose lines and texts have the page's colours."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # The browser's fonts have the characters that matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message="Glyph")
@@ -87,5 +92,5 @@ def panel_svg(panel: Panel) -> Markup:
         panel.draw(figure)
         first = figure.axes[0]
         first.set_title(panel.title, loc="left", fontweight="bold", fontsize=11, parse_math=False)
-        # Matplotlib has escaped what the names hold; the rest of the page escapes itself.
+        # Matplotlib has escaped the names in the picture, so that they are safe in HTML.
         return Markup(inline_svg(figure, panel.title, {GRID: "var(--grid)"}))

@@ -1,4 +1,8 @@
-"""The groups of a dump: which collapse, which are dead, and the responses that the page keeps."""
+"""Read the groups of a dump: count collapsed and dead groups, and select responses for the page.
+
+A group collapses if an estimator gives the same advantage to responses to which the other estimator
+gives different advantages.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,9 @@ from gdpo_verl.lab.rundir.responses import (
     responses_of,
 )
 
-# What the page keeps of a dump, so that a long training stays readable on a phone: groups until
-# the step's characters are used up (the first in any case), rollouts of each, and of a text its
-# beginning and its end.
+# Limits that keep the page of a long training run readable on a phone: the characters of one step
+# (its first group is kept in any case), the responses of a group, and the characters of a text, of
+# which the beginning and the end are kept.
 STEP_CHARACTERS = 20_000
 GROUP_ROWS = 16
 TEXT_CHARACTERS = 1_500
@@ -44,37 +48,37 @@ Vector = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class DumpSummary:
-    """A dump, read once.
+    """The counts and the selected responses of one dump.
 
-    Where a row is incomplete, nothing is counted: a group whose responses are not all known may be
-    dead or collapsed, or not.
+    If a row is incomplete, no groups are counted: the state of a group is unknown unless all its
+    responses are known.
     """
 
     responses: int
-    groups: int  # those with a scored component
-    dead: Mapping[Vector, int]  # groups in which nothing varies, by the rewards of their responses
-    dead_prompt: str  # the end of the prompt of one of them
-    compared: int  # groups of which both advantages were dumped
-    collapsed: int  # those in which GRPO alone gives one advantage to different rewards
-    collapsed_by_gdpo: int  # those in which GDPO alone does: components that cancel out
-    shown: tuple[dict[str, Any], ...]  # what the page's browser shows, see `_shown_group`
-    shown_of: int  # the number of groups that `shown` is taken from
-    notes: tuple[str, ...]  # what could not be read, as sentences
+    groups: int  # the number of groups with a scored component
+    dead: Mapping[Vector, int]  # dead groups, counted by the rewards of their responses
+    dead_prompt: str  # the end of the prompt of one dead group
+    compared: int  # the number of groups in which both advantages of all responses were dumped
+    collapsed: int  # groups in which GRPO, but not GDPO, gives responses the same advantage
+    collapsed_by_gdpo: int  # groups in which GDPO, but not GRPO, does: its terms cancel out
+    shown: tuple[dict[str, Any], ...]  # the groups for the page's browser, see `_shown_group`
+    shown_of: int  # the number of groups from which `shown` was selected
+    notes: tuple[str, ...]  # sentences about what could not be read
 
 
 def prompt_digest(prompt: str) -> bytes:
-    """A prompt's SHA-256: an order that knows nothing of how good the answers are."""
-    # Half of a surrogate pair, which JSON can hold, has no UTF-8.
+    """Return the SHA-256 of a prompt, by which groups are sorted independently of their rewards."""
+    # JSON can contain one half of a surrogate pair, for which UTF-8 has no code.
     return hashlib.sha256(prompt.encode(errors="replace")).digest()
 
 
 def reward_vector(row: Mapping[str, Any], components: Sequence[str]) -> Vector:
-    """A row's components, None where it is not scored."""
+    """Return the components of a row; None for a component that is not scored."""
     return tuple(reward_of(row.get(key)) for key in components)
 
 
 def ties_split_elsewhere(first: Sequence[float], second: Sequence[float]) -> list[bool]:
-    """For each response: does another share its first advantage but not its second?
+    """Return for each response whether another one has the same first, but another second value.
 
     >>> ties_split_elsewhere([0.5, 0.5, 1.0], [0.2, 0.9, 0.9])
     [True, True, False]
@@ -89,14 +93,17 @@ class _Group:
     """The responses to one prompt.
 
     Attributes:
+      members: the responses.
       keys: the names of the rewards.
       vectors: the rewards of each response.
-      scored, constant: for each reward, whether a response has it, and whether all have one value.
-      dead: all rewards are constant, and there are several responses.
-      advantages: those of each response by GDPO and by GRPO; None where one was not dumped.
-      compared: each response has both advantages.
-      collapsed: for each response, whether GRPO treats it as equal to another, and GDPO does not.
-      collapsed_by_gdpo: GDPO treats some as equal that GRPO does not.
+      scored: for each reward, True if at least one response has it.
+      constant: for each reward, True if it is scored and constant in the group.
+      dead: True if there are several responses and all rewards are constant.
+      advantages: the advantages of each response, by GDPO and by GRPO; None if not dumped.
+      compared: True if each response has both advantages.
+      collapsed: for each response, True if another response has the same advantage by GRPO, and
+        another advantage by GDPO.
+      collapsed_by_gdpo: True if two responses have the same advantage by GDPO, but not by GRPO.
     """
 
     members: Sequence[Response]
@@ -117,14 +124,15 @@ class _Group:
 
 
 def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Group]:
-    """Return the groups, each of one mini-batch, with what varies in them.
+    """Return the groups of the responses, each within one mini-batch.
 
-    First come those with the most that GRPO treats as equal, then an order that knows no score.
+    They are sorted by the number of responses that collapse under GRPO, the largest first, and then
+    by an order that does not depend on rewards.
     """
     ids = [(each.mini_batch, each.group) for each in responses]
     vectors = [reward_vector(each.row, keys) for each in responses]
     advantages = [reward_vector(each.row, ADVANTAGES) for each in responses]
-    # None becomes NaN.
+    # NumPy converts None to NaN.
     rewards = np.array(vectors, dtype=np.float64).reshape(len(responses), len(keys))
     table = GroupTable.of(torch.from_numpy(rewards), ids)
     scored = table.scored.tolist()
@@ -132,12 +140,12 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
     dead = table.dead.tolist()
     groups = []
     for number, places in enumerate(places_by_group(ids)):
-        own = [advantages[place] for place in places]
-        compared = bool(keys) and all(None not in pair for pair in own)
+        pairs = [advantages[place] for place in places]
+        compared = bool(keys) and all(None not in pair for pair in pairs)
         collapsed = [False] * len(places)
         collapsed_by_gdpo = False
         if compared:
-            gdpo, grpo = zip(*own, strict=True)
+            gdpo, grpo = zip(*pairs, strict=True)
             collapsed = ties_split_elsewhere(grpo, gdpo)
             collapsed_by_gdpo = any(ties_split_elsewhere(gdpo, grpo))
         group = _Group(
@@ -147,7 +155,7 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
             scored=scored[number],
             constant=constant[number],
             dead=dead[number],
-            advantages=own,
+            advantages=pairs,
             compared=compared,
             collapsed=collapsed,
             collapsed_by_gdpo=collapsed_by_gdpo,
@@ -158,14 +166,14 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
 
 
 def _numbers_of(responses: Sequence[Response]) -> list[str]:
-    """Return the columns of numbers of a dump without components, such as the score."""
+    """Return the columns with numbers, such as the score, of a dump without components."""
     row = responses[0].row if responses else {}
     numbers = [name for name, value in row.items() if reward_of(value) is not None]
     return [name for name in numbers if name in ("score", "reward") or may_be_reward(name)]
 
 
 def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
-    """Read a dump, and keep of it what the report shows."""
+    """Read a dump, and keep only what the report shows."""
     size = path.stat().st_size
     responses, incomplete = responses_of(numbered_rows(path, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
@@ -175,7 +183,7 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
             f"{name} has {size / 2**20:,.0f} MiB: only its first {DUMP_BYTES >> 20} MiB were read, "
             "which may cut its last group."
         )
-        incomplete = []  # a file that is not read to its end ends within a line
+        incomplete = []  # reading stopped within a line, which is therefore incomplete
     elif incomplete:
         notes.append(
             f"{name}: {len(incomplete)} lines are not complete rows (the first is line "
@@ -211,7 +219,7 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
 
 
 def _any_rewards(group: _Group) -> Vector:
-    """Return a value of each reward; None where no response has it."""
+    """Return one value of each reward; None if no response has it."""
     rewards: list[float | None] = []
     for column in zip(*group.vectors, strict=True):
         values = [value for value in column if value is not None]
@@ -220,20 +228,21 @@ def _any_rewards(group: _Group) -> Vector:
 
 
 def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
-    """A group as the page's script reads it.
+    """Return a group as the page's script reads it.
 
-    `keys` names the scores: the components, or without them every number of the rows. `unscored`
-    names components that no response has, `constant` those that do not vary, `variant` the
-    estimator whose advantages are there too. Responses are in the order of GDPO's advantage; of
-    many, evenly spaced ones are kept.
+    `keys` contains the names of the scores: the components, or all numbers of the rows if there are
+    no components. `unscored` lists the components that no response has, and `constant` lists those
+    that do not vary. `variant` is the estimator whose advantages were dumped as well. The responses
+    are sorted by GDPO's advantage. If there are too many, evenly spaced ones are kept.
     """
     members = group.members
     column = variant_column(members[0].row)
-    # Of many rewards a prompt may have two: the others are named once.
+    # With many data sources, a prompt may have two of many rewards. Each response lists the scores
+    # of these two, and the group lists the others once, as `unscored`.
     scored = [k for k, is_scored in enumerate(group.scored) if is_scored]
     constant = [k for k in scored if group.constant[k] and len(members) > 1]
     names = [group.keys[k] for k in scored]
-    # Held-out rows, which have no advantage, stay in the order of the dump.
+    # Held-out responses have no advantage, and stay in the order of the dump.
     order = sorted(range(len(members)), key=lambda i: -(group.advantages[i][0] or 0))
     rows = []
     for i in evenly_spaced(order, GROUP_ROWS):

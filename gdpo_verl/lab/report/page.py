@@ -1,4 +1,4 @@
-"""Write the report: a page and a table."""
+"""Write the report: the page index.html and the table summary.md."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ _log = logging.getLogger(__name__)
 
 
 def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
-    """Write index.html and summary.md about runs.
+    """Write index.html and summary.md about one or several runs.
 
     Args:
-      runs: run directories or files of metrics; the first ones get the first columns.
-      out_dir: made when it does not exist; its files of these names are replaced.
+      runs: run directories or files of metrics, in the order of the columns.
+      out_dir: the folder to write to. It is created if it does not exist, and existing files of
+        these names are replaced.
 
     Returns:
       the path of index.html, which needs no other file and no network.
 
     Raises:
-      RunError: no directory was given, or none of them holds a run. Of several, those without
-        one are named on the page and in a warning.
+      RunError: no directory was given, or none of them contains a run. If only some of them
+        contain no run, the page and a warning name these directories.
     """
     if not runs:
         raise RunError("expected at least one run directory, found none. Give one or several.")
@@ -78,7 +79,7 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
         many_steps=MANY_STEPS,
         thresholds=THRESHOLDS,
         script=Markup(script),
-        # The browser runs this script and no other, whatever a completion holds.
+        # With its hash, the browser runs this script and no other, whatever a response contains.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -108,12 +109,12 @@ def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
                 errors.append(RunError(str(other)))
     if not found:
         raise errors[0]
-    # One wrong path among several must not cost the report of the others.
+    # One wrong path must not prevent the report about the other runs.
     left_out = [f"Left out: {each}" for each in errors]
     for line in left_out:
         _log.warning(printable(line))
     names = [run.name for run in found]
-    # Runs whose directories share a name are called by their parents' too.
+    # Runs whose directories have the same name get their parent's name as well.
     for place, run in enumerate(found):
         if names.count(run.name) > 1:
             name = f"{run.path.resolve().parent.name}/{run.name}"

@@ -1,4 +1,4 @@
-"""The report's panels: each component, the collapse, and the training as a whole."""
+"""The panels of the report: each component, the collapse of groups, and the whole training run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdpo_verl.lab.report.recipes import Recipe
 from gdpo_verl.lab.rundir.run import Run, logged_keys
 
 _MARKERS = "oDs^vP"
-# Titles and metrics, drawn where they are logged.
+# Titles of panels and their metrics. A panel is drawn if its metric is logged.
 _OF_GROUPS = {
     "Responses with conflicting rewards": names.SIGN_CONFLICTS.key,
     "Shift of 0 by whitening": names.WHITEN_SHIFT.key,
@@ -33,26 +33,26 @@ _SHARES = (names.SIGN_CONFLICTS.key, names.PHANTOM_GROUPS.key)
 
 
 def component_panels(recipes: Sequence[Recipe], components: Sequence[str]) -> list[Panel]:
-    """Draw the mean, constant groups and share of the advantage of each scored component."""
+    """Return a panel for each scored component: mean, constant groups, share of the advantage."""
     panels = []
     for name in components:
         draw = partial(_draw_component, recipes, name)
-        known = [
+        curves = [
             run.series(names.MEAN.of(name)) or run.validation_series(name) for run in _runs(recipes)
         ]
-        if any(known):
+        if any(curves):
             panels.append(Panel(name, draw, 6.2))
     return panels
 
 
 def collapse_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Panels of distinct advantages by estimator, and of what else is logged of whole groups."""
+    """Return panels of distinct advantages by estimator, and of other metrics of whole groups."""
     distinct = Panel("Distinct advantages in a group", partial(_draw_distinct, recipes))
     return [distinct, *_metric_panels(recipes, _OF_GROUPS)]
 
 
 def training_panels(recipes: Sequence[Recipe]) -> list[Panel]:
-    """Panels of length, entropy and KL."""
+    """Return panels of response length, entropy and KL."""
     return _metric_panels(recipes, _OF_TRAINING)
 
 
@@ -101,17 +101,17 @@ def _draw_component(recipes: Sequence[Recipe], component: str, figure: Figure) -
 
 
 def _draw(axes: Axes, recipes: Sequence[Recipe], key: str, linestyle: str = "-") -> None:
-    """Draw one run as a thin raw line and a thick smoothed line; several as mean and range."""
-    window = smoothing_window(_runs(recipes))  # one for all, or curves could not be compared
+    """Draw a metric: one run as a raw and a smoothed line, several runs as their mean and range."""
+    window = smoothing_window(_runs(recipes))  # curves are comparable only with the same window
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
-        found = [run.series(key) for run in recipe.runs if run.series(key)]
-        if len(found) == 1:  # the raw lines of several would hide their mean
-            axes.plot(*zip(*found[0], strict=True), color=color, linewidth=0.8, alpha=0.4)
-        points = band(smooth(series, window) for series in found)
+        curves = [run.series(key) for run in recipe.runs if run.series(key)]
+        if len(curves) == 1:  # the raw lines of several runs would hide their mean
+            axes.plot(*zip(*curves[0], strict=True), color=color, linewidth=0.8, alpha=0.4)
+        points = band(smooth(curve, window) for curve in curves)
         if points:
             steps, low, middle, high = zip(*points, strict=True)
             axes.plot(steps, middle, color=color, linewidth=2.2, linestyle=linestyle)
-            if len(found) > 1:
+            if len(curves) > 1:
                 axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -119,8 +119,7 @@ def _draw_held_out(axes: Axes, recipes: Sequence[Recipe], component: str) -> Non
     sources = dict.fromkeys(s for run in _runs(recipes) for s in run.validation_series(component))
     for recipe, color in zip(recipes, recipe_colors(recipes), strict=True):
         for source, marker in zip(sources, _MARKERS * len(sources), strict=False):
-            found = [run.validation_series(component).get(source, []) for run in recipe.runs]
-            points = band(found)
+            points = band(run.validation_series(component).get(source, []) for run in recipe.runs)
             if points:
                 steps, low, middle, high = zip(*points, strict=True)
                 axes.plot(steps, middle, f"{marker}:", color=color, mec="white", ms=7, zorder=4)

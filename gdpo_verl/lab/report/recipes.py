@@ -1,4 +1,4 @@
-"""Runs of one recipe belong together: their mean and spread over seeds, and what differs."""
+"""Group runs by recipe, so that runs that differ only by seed count together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from gdpo_verl.lab.rundir.run import Run, flattened
 
-# What a run is called and where it writes.
+# The names and the paths of a run, which do not distinguish recipes.
 _NAMES = {
     "trainer.experiment_name",
     "trainer.project_name",
@@ -20,27 +20,28 @@ _NAMES = {
     "trainer.validation_data_dir",
 }
 NOTHING = "–"
-# A quantity or a setting, and its value in each column.
+# A row of a table: the name of a quantity or a setting, and its value in each column.
 Row = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Runs whose configurations are the same but for seeds, names and places."""
+    """Runs whose configurations are the same except for seeds, names and paths."""
 
-    name: str  # the recipe's, or the only run's
-    runs: tuple[Run, ...]  # in the order in which they were given
+    name: str  # the recipe's name; the run's name if there is only one run
+    runs: tuple[Run, ...]  # in the order of the command line
 
 
 def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
-    """Runs by recipe, in the order of their first run.
+    """Group runs by recipe, in the order of their first run.
 
-    Together are runs that were launched with the same recipe and whose configurations differ in
-    seeds, names and the runs' own paths alone. A run without configuration stays alone.
+    Runs belong to one recipe if they were launched with the same recipe, and their configurations
+    differ only in seeds, names and the runs' own paths. A run without a configuration forms a
+    recipe of its own.
     """
     groups: dict[Any, list[Run]] = {}
     for run in runs:
-        settings = [each for each in _settings(run).items() if not each[0].endswith("seed")]
+        settings = [(key, text) for key, text in _settings(run).items() if not key.endswith("seed")]
         key = (run.launch.get("recipe"), *settings) if settings else run.path
         groups.setdefault(key, []).append(run)
     named = [_name(members) for members in groups.values()]
@@ -51,7 +52,7 @@ def group_by_recipe(runs: Sequence[Run]) -> list[Recipe]:
 
 
 def config_differences(runs: Sequence[Run]) -> list[Row]:
-    """The settings that differ between the runs whose configuration is known, by key."""
+    """Return a row for each setting that differs between the runs whose configuration is known."""
     settings = [_settings(run) for run in runs]
     keys = sorted(set().union(*settings))
     rows = []
@@ -70,16 +71,23 @@ def _name(members: Sequence[Run]) -> str:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """Dotted keys to values as text, without names and with the run's own directory as RUN."""
-    own = str(run.path.resolve())
-    # Interpolations stay as they are written: a reference may lead nowhere.
+    """Return the settings of a run as text, by dotted key.
+
+    Names of the run are left out, and the path of the run directory is replaced by RUN.
+    """
+    directory = str(run.path.resolve())
+    # Interpolations stay unresolved, because a reference may lead nowhere.
     flat = flattened("", OmegaConf.to_container(run.config, resolve=False))
-    return {key: str(value).replace(own, "RUN") for key, value in flat if key and key not in _NAMES}
+    return {
+        key: str(value).replace(directory, "RUN")
+        for key, value in flat
+        if key and key not in _NAMES
+    }
 
 
 def _shown(settings: Mapping[str, str], key: str) -> str:
     if not settings:
         return "no config.yaml"
     value = settings.get(key, NOTHING)
-    # A path says where this machine keeps a file; its last part says which one it is.
+    # Only the last part of a path identifies the file; the rest depends on the machine.
     return f"…/{PurePosixPath(value).name}" if value.startswith("/") else value

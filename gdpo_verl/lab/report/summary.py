@@ -1,4 +1,4 @@
-"""Sentences with numbers about a run's curves and groups."""
+"""Summarise a run's curves and groups in sentences with numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from gdpo_verl.lab.rundir.dumps import scores_text
 from gdpo_verl.lab.rundir.run import Run
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN
 
-# A component's logged steps that a trend needs: fewer say nothing against noise.
+# A trend needs this many logged steps of a component. Fewer steps cannot be distinguished from
+# noise.
 _FEWEST = 8
+# The number of kinds of dead groups that are named.
 _COMMONEST = 3
+# Dead groups are counted in this many steps at the end of the run.
 _RECENT_STEPS = 10
 
 
@@ -31,12 +34,12 @@ class Summary:
     alerts: tuple[Alert, ...]
 
     def all(self) -> list[str]:
-        """The alerts first."""
+        """Return the alerts as sentences, then the other sentences."""
         return [f"Alert: {alert}." for alert in self.alerts] + list(self.sentences)
 
 
 def summarise_run(dumps: RunDumps) -> Summary:
-    """Say which components learn, and which groups are dead or collapse."""
+    """Summarise which components are learned, and how many groups are dead or collapse."""
     run = dumps.run
     scored = [name for name in run.components if run.values(MEAN.of(name))]
     sentences = [_learning(run, name) for name in scored]
@@ -50,7 +53,10 @@ def summarise_run(dumps: RunDumps) -> Summary:
 
 
 def _learning(run: Run, name: str) -> str:
-    """Say how the mean of a component went; its errors are as if steps were independent."""
+    """Describe the trend of a component's mean.
+
+    The standard error of the trend assumes that steps are independent.
+    """
     values = run.values(MEAN.of(name))
     few = number_of_ends(len(values))
     first, last = means_of_ends(values, few)
@@ -69,7 +75,7 @@ def _learning(run: Run, name: str) -> str:
     end = values[-quarter:]
     change = fmean(end) - fmean(before)
     error = sqrt((variance(before) + variance(end)) / quarter)
-    # Of curves that stand still about one in twenty is beyond two errors by chance.
+    # About one in twenty constant curves exceeds two standard errors by chance.
     verdict = ""
     if change > 2 * error:
         verdict = " and still rises"
@@ -94,7 +100,8 @@ def _dead_groups(dumps: RunDumps) -> Iterator[str]:
         f"{times} with {scores_text(dict(zip(dumps.run.components, vector, strict=True)))}"
         for vector, times in dead.most_common(_COMMONEST)
     )
-    # A recent one: many groups that are dead at the start vary later.
+    # The example comes from a recent step, because many groups that are dead at the start of a run
+    # vary later.
     prompt = next((step.dead_prompt for step in reversed(recent) if step.dead_prompt), "")
     example = f" For example: “{prompt}”" if prompt else ""
     yield (

@@ -1,4 +1,4 @@
-"""The dumps of whole runs: their groups, and the page's browser of responses."""
+"""Read the dumps of whole runs: counts of their groups, and responses for the page's browser."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from gdpo_verl.lab.report.groups import DumpSummary, read_step
 from gdpo_verl.lab.rundir.dumps import REPORT_BYTES, evenly_spaced, steps_within
 from gdpo_verl.lab.rundir.run import Run
 
-# Steps in the page's browser, of all runs together.
+# The number of steps in the page's browser of responses, over all runs.
 PAGE_STEPS = 400
+# The number of notes about dumps that are shown for each run.
 _MOST_NOTES = 5
 
 
 @dataclass(frozen=True)
 class RunDumps:
-    """A run's dumps, as far as they were read."""
+    """A run with those of its dumps that were read."""
 
     run: Run
-    training: Mapping[int, DumpSummary]  # by step, of its rollout dumps
-    held_out: Mapping[int, DumpSummary]  # of its validation dumps
-    notes: tuple[str, ...]  # what was left out, as sentences
+    training: Mapping[int, DumpSummary]  # the rollout dumps by step
+    held_out: Mapping[int, DumpSummary]  # the validation dumps by step
+    notes: tuple[str, ...]  # sentences about what was left out
 
 
 def read_dumps(runs: Sequence[Run]) -> list[RunDumps]:
-    """Read the dumps of all runs, of each kind about `REPORT_BYTES` together."""
+    """Read the dumps of all runs: about `REPORT_BYTES` of rollout and of validation dumps each."""
     return [_read_run(run, REPORT_BYTES // len(runs)) for run in runs]
 
 
 def browser_data(dumps: Sequence[RunDumps]) -> dict[str, Markup]:
-    """Element id to JSON that is safe inside a script element; `index` names the others.
+    """Return the data of the page's browser: JSON by the id of its script element.
 
-    Every step is a separate element, so that the page parses what is looked at.
+    The JSON is safe inside a script element. The element `index` lists the other elements. Every
+    step has its own element, so that the page parses only the steps that a reader opens.
     """
     index: list[dict[str, Any]] = []
     data: dict[str, Markup] = {}
-    share = max(2, PAGE_STEPS // len(dumps))  # two at least: the first and the last
-    for i, each in enumerate(dumps):
-        entry: dict[str, Any] = {"name": each.run.name, "kinds": {}}
-        for kind, steps in (("training", each.training), ("held-out", each.held_out)):
+    share = max(2, PAGE_STEPS // len(dumps))  # at least the first and the last step
+    for i, run_dumps in enumerate(dumps):
+        entry: dict[str, Any] = {"name": run_dumps.run.name, "kinds": {}}
+        for kind, steps in (("training", run_dumps.training), ("held-out", run_dumps.held_out)):
             shown = [n for n in evenly_spaced(list(steps), share) if steps[n].shown]
             if shown:
                 entry["kinds"][kind] = shown
@@ -60,10 +62,10 @@ def _read_run(run: Run, limit: int) -> RunDumps:
     notes: list[str] = []
     training = _read(run, run.rollouts, limit, notes)
     held_out = _read(run, run.validation, limit, notes)
-    found = [note for step in (*training.values(), *held_out.values()) for note in step.notes]
-    notes += found[:_MOST_NOTES]
-    if len(found) > _MOST_NOTES:
-        notes.append(f"{len(found) - _MOST_NOTES} more dumps could not be read in full.")
+    of_steps = [note for step in (*training.values(), *held_out.values()) for note in step.notes]
+    notes += of_steps[:_MOST_NOTES]
+    if len(of_steps) > _MOST_NOTES:
+        notes.append(f"{len(of_steps) - _MOST_NOTES} more dumps could not be read in full.")
     return RunDumps(run, training, held_out, tuple(notes))
 
 

@@ -1,4 +1,4 @@
-"""Matplotlib's pictures inside a page, in the page's own colours."""
+"""Embed Matplotlib's pictures in a page, in the page's colours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import matplotlib
 from markupsafe import escape
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish. Vermilion is the
-# baseline's; black is left out because it vanishes on a dark page.
+# The palette of Okabe and Ito, whose colours colour-blind readers can distinguish. GDPO has blue,
+# and the GRPO baseline has vermilion. Black is left out because it vanishes on a dark page.
 BLUE = "#0072b2"
 VERMILION = "#d55e00"
 OTHERS = ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -34,12 +34,12 @@ STYLE: dict[Any, Any] = {
 
 
 def inline_svg(figure: Figure, name: str, variables: Mapping[str, str]) -> str:
-    """A figure as an svg element without links or scripts.
+    """Return a figure as an svg element without links or scripts.
 
     Args:
-      figure: drawn under `STYLE`.
-      name: what a screen reader says; unlike any other picture's of the page.
-      variables: what the page calls the colours.
+      figure: a figure that was drawn with `STYLE`.
+      name: the text for screen readers. It must be different for each picture of a page.
+      variables: for each colour of the figure, the CSS value that replaces it.
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text in the reader's font
@@ -47,10 +47,11 @@ def inline_svg(figure: Figure, name: str, variables: Mapping[str, str]) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Matplotlib numbers its groups from 1 in every picture; nothing refers to them.
+    # Matplotlib numbers its groups from 1 in every picture. Nothing refers to these ids.
     svg = re.sub(r'<g id="[\w.]+">', "<g>", svg)
-    # Its other ids come from positions to the last bit, which no layout gives twice.
-    # A label may look like an id, but is not within a tag.
+    # Its other ids depend on positions to the last bit, which differ from one call to the next.
+    # They are numbered anew, so that the same figure gives the same text. Only ids within tags are
+    # replaced, because a label may look like an id.
     ids = dict.fromkeys(re.findall(r'<[^<>]* id="(\w+)"', svg))
     for number, identifier in enumerate(ids):
         svg = svg.replace(identifier, f"{zlib.crc32(name.encode()):x}-{number}")

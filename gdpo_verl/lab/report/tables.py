@@ -1,4 +1,4 @@
-"""The numbers of the report: a row for each quantity, a column for each recipe."""
+"""The table of the report: a row for each quantity, and a column for each recipe."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from gdpo_verl.names import (
     TURN_SPREAD,
 )
 
+# The largest number of steps over which the mean at an end of a curve is taken.
 _FEW = 5
 # Labels and keys of the settings that the table shows.
 _SETTINGS = {
@@ -35,26 +36,27 @@ _SETTINGS = {
     "learning rate": "actor_rollout_ref.actor.optim.lr",
     "device": "trainer.device",
 }
-# A run's value at its start, where it has one, and at its end.
+# The value of a run at its start and at its end; None if the quantity has no value at the start.
 Ends = tuple[float | None, float]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of each run."""
+    """A quantity of the table, with its value for each run."""
 
     label: str
-    of: Mapping[Path, Ends]  # by the run's path, where it is known
-    form: str = ".3f"
+    of: Mapping[Path, Ends]  # by the run's path; runs without the quantity are missing
+    form: str = ".3f"  # the number format
 
 
 def quantities(runs: Sequence[Run], components: Sequence[str]) -> list[Quantity]:
-    """The quantities of the table.
+    """Return the quantities of the table.
 
-    Of training metrics the ends are means over the first and the last five steps, fewer where a
-    run has less than ten; of held-out scores they are the first and the last validation.
+    The ends of a training metric are means over the first and the last five steps, or over fewer
+    steps if a run has less than ten. The ends of a held-out score are the first and the last
+    validation.
     """
-    # Of the shortest run, so that every column is a mean over as many steps.
+    # The shortest run decides, so that every column is a mean over equally many steps.
     lengths = [len(run.training_steps) for run in runs if run.training_steps]
     few = number_of_ends(min(lengths, default=0))
     where = f"first → last {few} steps" if few > 1 else "first → last step"
@@ -69,22 +71,22 @@ def quantities(runs: Sequence[Run], components: Sequence[str]) -> list[Quantity]
     def mean(label: str, key: str, form: str = ".3f") -> Quantity:
         return logged(label, key, form, lambda values: (None, fmean(values)))
 
-    found = []
+    result = []
     for name in components:
-        found.append(metric(f"training {name}", MEAN.of(name)))
-        found.append(mean(f"training {name}, mean of all steps", MEAN.of(name)))
-    found.append(metric("response length, tokens", "response_length/mean", ".1f"))
-    found.append(metric("entropy", "actor/entropy"))
-    found.append(metric("KL to the reference policy", "actor/kl_loss"))
+        result.append(metric(f"training {name}", MEAN.of(name)))
+        result.append(mean(f"training {name}, mean of all steps", MEAN.of(name)))
+    result.append(metric("response length, tokens", "response_length/mean", ".1f"))
+    result.append(metric("entropy", "actor/entropy"))
+    result.append(metric("KL to the reference policy", "actor/kl_loss"))
     for name in components:
-        found += _held_out(runs, name)
+        result += _held_out(runs, name)
     for name in components:
         constant = f"groups in which {name} is constant"
-        found.append(metric(constant, CONSTANT_GROUPS.of(name), ".1%"))
+        result.append(metric(constant, CONSTANT_GROUPS.of(name), ".1%"))
         share = f"share of {name} in the advantage"
-        found.append(metric(share, ADVANTAGE_SHARE.of(name), ".1%"))
-        found.append(metric(f"spread of {name} over the turns", TURN_SPREAD.of(name)))
-    found += [
+        result.append(metric(share, ADVANTAGE_SHARE.of(name), ".1%"))
+        result.append(metric(f"spread of {name} over the turns", TURN_SPREAD.of(name)))
+    result += [
         metric("responses whose rewards conflict", SIGN_CONFLICTS.key, ".1%"),
         metric("responses that could not be read", PARSE_ERROR_SHARE.key, ".1%"),
         metric("rollouts that failed", FAILED_SESSIONS.key, ".1%"),
@@ -93,35 +95,37 @@ def quantities(runs: Sequence[Run], components: Sequence[str]) -> list[Quantity]
     ]
     for key in logged_keys(runs):
         phase = key.removeprefix("timing_s/")
-        # A second slash marks statistics of something within a phase.
+        # A key with a second slash is a statistic of a part of a phase.
         if phase not in (key, "step") and "/" not in phase:
-            found.append(mean(f"seconds in {phase} (mean)", key, ".2f"))
-    # The first step loads and compiles: a mean would tell of that.
+            result.append(mean(f"seconds in {phase} (mean)", key, ".2f"))
+    # The first step loads and compiles, which would dominate a mean.
     seconds = logged(
         "seconds a step (median)", "timing_s/step", ".1f", lambda values: (None, median(values))
     )
-    return [*found, seconds]
+    return [*result, seconds]
 
 
 def number_of_ends(steps: int) -> int:
-    """The steps at each end of a curve that a mean is taken over: at most five."""
+    """Return the number of steps at each end of a curve over which a mean is taken."""
     return max(1, min(_FEW, steps // 2))
 
 
 def means_of_ends(values: Sequence[float], few: int) -> tuple[float, float]:
-    """The means over the first and over the last few values."""
+    """Return the means over the first and over the last few values."""
     return fmean(values[:few]), fmean(values[-few:])
 
 
 def number_table(
     recipes: Sequence[Recipe], found: Sequence[Quantity]
 ) -> tuple[list[str], list[Row]]:
-    """A row for each quantity of which a run knows the value, and a column for each recipe.
+    """Return a table with a row for each quantity, and a column for each recipe.
 
-    Of a recipe with several runs it holds the mean ± the standard deviation over the runs.
+    Quantities that no run has are left out. A cell of a recipe with several runs contains the mean
+    ± the standard deviation over the runs.
 
-    Two recipes that were trained with the same two or more ``data.seed`` get a third column: the
-    difference of the last values, its mean over the pairs ± half of a 95 % interval by Student's t.
+    Two recipes that were trained with the same ``data.seed`` values, at least two of them, get a
+    third column. It contains the difference of the last values: its mean over the pairs of runs ±
+    half the width of a 95 % interval by Student's t.
 
     Returns:
       the names of the columns, and the rows.
@@ -136,12 +140,12 @@ def number_table(
             distinct = dict.fromkeys(text(run) for run in recipe.runs)
             cells.append(", ".join(distinct))
         rows.append((label, cells))
-    for each in found:
-        rows.append((each.label, [_cell(each, recipe.runs) for recipe in recipes]))
+    for quantity in found:
+        rows.append((quantity.label, [_cell(quantity, recipe.runs) for recipe in recipes]))
     pairs = _pairs(recipes)
     if pairs:
         names.append(" − ".join(names))
-        differences = {each.label: _difference(each, pairs) for each in found}
+        differences = {quantity.label: _difference(quantity, pairs) for quantity in found}
         differences["runs"] = f"{len(pairs)} pairs"
         for label, cells in rows:
             cells.append(differences.get(label, NOTHING))
@@ -149,7 +153,7 @@ def number_table(
 
 
 def _texts() -> Iterator[tuple[str, Callable[[Run], str]]]:
-    """The rows that hold texts: a label, and the text of a run."""
+    """Yield the label of each row that contains texts, and the function that returns the text."""
     yield "advantage estimator", lambda run: run.estimator
     for label, key in _SETTINGS.items():
         yield label, partial(_setting, key)
@@ -159,12 +163,12 @@ def _texts() -> Iterator[tuple[str, Callable[[Run], str]]]:
 
 def _setting(key: str, run: Run) -> str:
     value = run.setting(key)
-    # A path says where this machine keeps a model; its last part says which one it is.
+    # Only the last part of a path identifies the model; the rest depends on the machine.
     return NOTHING if value is None else PurePath(str(value)).name
 
 
 def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
-    """A table in Markdown, with a column for each name."""
+    """Return a table in Markdown, with a column for each name."""
     lines = [_markdown_line("", names), "|---" * (len(names) + 1) + "|"]
     lines += [_markdown_line(label, cells) for label, cells in rows]
     return "\n".join(lines) + "\n"
@@ -175,7 +179,9 @@ def _markdown_line(label: str, cells: Sequence[str]) -> str:
 
 
 def markdown(cell: str) -> str:
-    """A cell that is text and nothing else: names come from files.
+    """Escape a cell, so that Markdown shows it as plain text.
+
+    Names come from files that somebody else may have written.
 
     >>> markdown("a|b <i>\\nc")
     'a\\\\|b &lt;i> c'
@@ -183,7 +189,7 @@ def markdown(cell: str) -> str:
     '!\\\\[x\\\\](http\\\\://a.b)'
     """
     text = " ".join(cell.split())
-    # Brackets would make links and images, and so would addresses.
+    # Brackets and addresses would make links and images.
     escaped = re.sub(r"[\\|\[\]]|:(?=//)|(?<=www)\.", r"\\\g<0>", text)
     return escaped.replace("<", "&lt;")
 
@@ -194,15 +200,19 @@ def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
     for source in sources:
         where = f" ({source})" if len(sources) > 1 else ""
         ends: dict[Path, Ends] = {}
-        for path, each in by_source.items():
-            values = [value for _, value in each.get(source, [])]
+        for path, series in by_source.items():
+            values = [value for _, value in series.get(source, [])]
             if values:
                 ends[path] = (values[0] if len(values) > 1 else None, values[-1])
         yield Quantity(f"held-out {component}{where}, before → after", ends)
 
 
 def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
-    """The runs of two recipes by seed; none where seeds are unknown, unequal or one alone."""
+    """Return pairs of runs of two recipes that have the same seed.
+
+    There are no pairs if a seed is unknown, if the recipes have different seeds, or if there is
+    only one seed.
+    """
     if len(recipes) != 2:
         return []
     first = _by_seed(recipes[0])
@@ -213,22 +223,23 @@ def _pairs(recipes: Sequence[Recipe]) -> list[tuple[Run, Run]]:
 
 
 def _by_seed(recipe: Recipe) -> dict[Any, Run]:
-    """The runs by seed; empty where one has none, or a seed occurs twice."""
+    """Return the runs by seed; empty if a run has no seed, or if a seed occurs twice."""
     runs = {run.setting("data.seed"): run for run in recipe.runs}
     return {} if None in runs or len(runs) < len(recipe.runs) else runs
 
 
 def _cell(quantity: Quantity, runs: Sequence[Run]) -> str:
-    """Both ends of a quantity over the runs that have it."""
-    known = [quantity.of[run.path] for run in runs if run.path in quantity.of]
-    starts = [start for start, _ in known if start is not None]
-    lasts = [last for _, last in known]
+    """Return the text of both ends of a quantity, over the runs that have it."""
+    of_runs = [quantity.of[run.path] for run in runs if run.path in quantity.of]
+    starts = [start for start, _ in of_runs if start is not None]
+    lasts = [last for _, last in of_runs]
     ends = [_spread(starts, quantity.form), _spread(lasts, quantity.form)]
     return " → ".join(filter(None, ends)) or NOTHING
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    """
+    """Return the mean of values ± their standard deviation; only the value if there is one.
+
     >>> _spread([1.0, 3.0], ".3f"), _spread([0.5], ".1%"), _spread([], ".3f")
     ('2.000 ± 1.414', '50.0%', '')
     """
@@ -238,11 +249,11 @@ def _spread(values: Sequence[float], form: str) -> str:
 
 
 def _difference(quantity: Quantity, pairs: Sequence[tuple[Run, Run]]) -> str:
-    """The mean difference of the last values, with its interval."""
+    """Return the mean difference of the last values over pairs of runs, with its interval."""
     differences = []
     for first, second in pairs:
         if first.path not in quantity.of or second.path not in quantity.of:
-            # Not over the pairs that are left, whose seeds would be a choice.
+            # A mean over the remaining pairs would depend on a selection of seeds.
             return NOTHING
         differences.append(quantity.of[first.path][1] - quantity.of[second.path][1])
     scale, form, unit = 1, quantity.form, ""

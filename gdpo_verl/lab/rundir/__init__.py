@@ -1,1 +1,1 @@
-"""A run directory as verl and `gdpo-verl train` leave it: metrics, dumps, configuration, state."""
+"""Read a run directory of verl or `gdpo-verl train`: metrics, dumps, configuration and state."""

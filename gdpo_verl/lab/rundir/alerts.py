@@ -1,4 +1,4 @@
-"""Alerts about rewards that teach little; the console and the report share them."""
+"""Alerts about rewards that teach little, for the console and the report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Literal
 
 from gdpo_verl.names import CONSTANT_GROUPS, MEAN, PHANTOM_GROUPS, SATURATION
 
-# On average over MANY_STEPS logged steps: the share of groups in which the component does not
-# vary, and the share of its declared range that its mean has covered. Shorter runs raise none.
+# An alert needs an average over this many logged steps. Shorter runs raise no alert.
 MANY_STEPS = 20
+# The share of groups in which a component is constant, and the share of its declared range that
+# the mean of a component has reached.
 CONSTANT_SHARE = 0.8
 SATURATED = 0.95
 STUCK = 0.05
-# The share of groups in which the outcome is the same for all and another reward is trained.
+# The share of phantom groups: the outcome is constant and another reward varies.
 PHANTOM_SHARE = 0.3
 THRESHOLDS = (
     f"constant in at least {CONSTANT_SHARE:.0%} of the groups; saturated from {SATURATED:.0%} "
@@ -45,15 +46,24 @@ _ADVICE: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Alert:
-    """A component that taught little, from one step to another."""
+    """A stretch of steps over which a component taught little.
 
-    component: str  # "the outcome" for "phantom"
+    Attributes:
+      component: the name of the component; "the outcome" for the kind "phantom".
+      kind: the rule that raised the alert.
+      first, last: the first and the last logged step of the stretch.
+      value: the mean, over the stretch, of the metric to which `kind` refers.
+      mean: the mean of the component over the stretch; None if it was not logged.
+      ongoing: True if `last` is the last logged step of the run.
+    """
+
+    component: str
     kind: Kind
-    first: int  # of the logged steps, the MANY_STEPS that raised it included
+    first: int
     last: int
-    value: float  # the mean over these steps of what `kind` looks at
-    mean: float | None  # the component's over these steps; None where it was not logged
-    ongoing: bool  # `last` is the last step
+    value: float
+    mean: float | None
+    ongoing: bool
 
     def __str__(self) -> str:
         mean = "" if self.mean is None else f" (mean {self.mean:.3g})"
@@ -62,23 +72,29 @@ class Alert:
 
     @property
     def advice(self) -> str:
-        """The meaning of the alert, and a remedy."""
+        """The meaning of the alert and a remedy."""
         return _ADVICE[self.kind]
 
 
 def find_alerts(
     metrics: Mapping[int, Mapping[str, float]], components: Iterable[str]
 ) -> list[Alert]:
-    """Find the stretches of steps over which a component was constant, saturated or stuck.
+    """Find the stretches of steps over which a component taught little.
 
     A window of `MANY_STEPS` consecutive logged steps raises an alert when the mean of
 
       `CONSTANT_GROUPS` is at least `CONSTANT_SHARE` (constant),
-      `SATURATION` is at least `SATURATED` or at most `STUCK`,
+      `SATURATION` is at least `SATURATED` (saturated) or at most `STUCK` (stuck),
       `PHANTOM_GROUPS` is at least `PHANTOM_SHARE` (phantom).
 
-    Overlapping windows are one alert. `metrics` are by step, in its order; the alerts by component,
-    kind and step.
+    Overlapping windows become one alert.
+
+    Args:
+      metrics: the metrics of each step, in the order of steps.
+      components: the components to look at.
+
+    Returns:
+      the alerts, sorted by component, kind and step.
     """
     most = float("inf")
     rules: list[tuple[str, Kind, str, float, float]] = []
@@ -109,7 +125,9 @@ def find_alerts(
 
 
 def _stretches(values: Sequence[float], low: float, high: float) -> list[tuple[int, int]]:
-    """Return the windows whose mean is in a range, as places [start, end), joined if they overlap.
+    """Return the windows whose mean is between `low` and `high`, as pairs [start, end).
+
+    Overlapping windows are joined.
 
     >>> _stretches([0.0] * 10 + [1.0] * 21, 1.0, 1.0)
     [(10, 31)]

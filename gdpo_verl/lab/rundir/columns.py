@@ -1,4 +1,4 @@
-"""The columns of stored rows, and which of them hold numbers that may be rewards."""
+"""Find the columns of stored rows, and those whose numbers may be rewards."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from gdpo_verl.config.components import ADVANTAGE, RESERVED
 from gdpo_verl.lab.rundir.dumps import ADVANTAGES, Row, reward_of
 
-# Columns with numbers that no reward returned.
+# Columns that contain numbers, but no rewards.
 _NO_REWARD = {*RESERVED, "advantage", "parse_error", "prompt", "completion", "response"}
 
 
 @dataclass
 class Columns:
-    """The columns of rows, in the order in which they first occur.
+    """The columns of stored rows, in the order in which they first occur.
 
     Attributes:
-      has_reward: for each column, whether it may be a component and a row has a number in it.
-      number_texts: the first place of a text that is a number, by column.
+      has_reward: for each column, True if it may be a component and a row has a number in it.
+      number_texts: for each column that has numbers written as text, the place of the first one.
     """
 
     has_reward: dict[str, bool] = field(default_factory=dict)
@@ -27,39 +27,49 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """All columns."""
+        """The names of all columns."""
         return list(self.has_reward)
 
     @property
     def rewards(self) -> list[str]:
         """The columns that may be components."""
-        return [name for name, found in self.has_reward.items() if found]
+        return [name for name, is_reward in self.has_reward.items() if is_reward]
 
     @property
     def is_ours(self) -> bool:
-        """The plug-in has dumped its advantages."""
+        """True if the plug-in has dumped the rows, with its advantages."""
         return ADVANTAGES[0] in self.has_reward
 
     @property
     def is_trls(self) -> bool:
-        """TRL has logged the completions."""
+        """True if TRL has logged the rows as completions."""
         return "advantage" in self.has_reward and "completion" in self.has_reward
 
     @property
     def score(self) -> str:
-        """The score that GRPO normalised; "" where it is the sum of the components."""
+        """The column of the score that GRPO normalised; "" if it is the sum of the components."""
         if self.is_ours or self.is_trls:
             return ""
         return next((name for name in ("score", "reward") if name in self.has_reward), "")
 
 
 def may_be_reward(name: str, group: str = "") -> bool:
-    """Return whether a column may be a component; `group` is the column of the groups."""
+    """Return whether a column may be a component.
+
+    Args:
+      name: the column.
+      group: the column that names the groups; "" if there is none.
+    """
     return not (name in _NO_REWARD or name == group or name.endswith(ADVANTAGE))
 
 
 def read_columns(rows: Iterable[tuple[Path, int, Row | None]], group: str) -> Columns:
-    """Read the columns of rows with their file and line; an incomplete row is None."""
+    """Read the columns of rows.
+
+    Args:
+      rows: the file, the line and the content of each row; None for an incomplete row.
+      group: the column that names the groups; "" if there is none.
+    """
     columns = Columns()
     has_reward = columns.has_reward
     for path, line, row in rows:

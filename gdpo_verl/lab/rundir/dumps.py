@@ -1,4 +1,4 @@
-"""The rows of stored responses: verl's <step>.jsonl, TRL's tables, JSON lines and Parquet."""
+"""Read rows of stored responses: verl's <step>.jsonl, TRL's tables, JSON lines and Parquet."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from gdpo_verl.upstream.row_key import RowKey
 
 Row = dict[str, Any]
 ADVANTAGES = ("gdpo_advantage", "grpo_advantage")
-# The names of the columns of a prompt and of a response; the first ones are verl's.
+# The usual names of the columns for the prompt and the response; the first name is verl's.
 PROMPTS = ("input", "prompt")
 TEXTS = ("output", "completion", "response")
 SUFFIXES = (".jsonl", ".parquet")
 _STEP = re.compile(r"(?:completions_)?(\d+)")
-# verl's uid is a UUID, and that of padding `pad` with one (verl/trainer/ppo/padding_utils.py).
+# verl's uid is a UUID; the uid of a padding row is `pad` and a UUID
+# (verl/trainer/ppo/padding_utils.py).
 _VERLS_UID = re.compile("(pad)?[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
-# The bytes that a report reads of one dump, and of all dumps of a kind: they fit into the memory of
-# a laptop and are read in seconds.
+# A report reads at most this many bytes of one dump, and of all dumps of one kind. This amount fits
+# into the memory of a laptop and is read in seconds.
 DUMP_BYTES = 64 << 20
 REPORT_BYTES = 1 << 30
-# Of a table in Parquet: the rows that are unpacked at once, and how many times larger than the file
-# all rows may be.
+# The number of rows of a Parquet table that are unpacked at once, and the largest accepted ratio of
+# the unpacked rows to the file.
 _ROWS_AT_ONCE = 16
 _EXPANSION = 1000
 
 
 def parse_json(line: bytes | str) -> Any:
-    """Parse JSON, with the NaN and the lone surrogates that Python writes and orjson rejects."""
+    """Parse JSON; accept NaN and lone surrogates, which Python writes and orjson rejects."""
     try:
         return orjson.loads(line)
     except ValueError:
@@ -50,7 +51,9 @@ def parse_json(line: bytes | str) -> Any:
 
 
 def reward_of(value: Any) -> float | None:
-    """Return a dumped reward as a run reads it, true as 1; None where it is not scored.
+    """Return a dumped reward as a number, as training reads it; None if it is not scored.
+
+    True counts as 1.
 
     >>> [reward_of(value) for value in (0.5, True, None, "0.5")]
     [0.5, 1.0, None, None]
@@ -61,15 +64,15 @@ def reward_of(value: Any) -> float | None:
 
 
 def number_of(value: Any, name: str, place: str) -> float | None:
-    """Return a dumped number; None where it is not scored.
+    """Return a dumped number; None if it is not scored.
 
-    A list has a number for each turn, and stands for their sum.
+    A list contains one number for each turn. It becomes their sum, or None if a turn is not scored.
 
     Raises:
-      ValueError: the value is something else; says what is at which place.
+      ValueError: the value is something else; the message names the place and the value.
     """
     if isinstance(value, list):
-        turns = [number_of(each, name, place) for each in value]
+        turns = [number_of(turn, name, place) for turn in value]
         scored = [turn for turn in turns if turn is not None]
         return math.fsum(scored) if scored and len(scored) == len(turns) else None
     if value is None or value != value:
@@ -83,7 +86,7 @@ def number_of(value: Any, name: str, place: str) -> float | None:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step of verl's <step>.jsonl or TRL's completions_<step>.parquet, else None.
+    """Return the step in the name <step>.jsonl or completions_<step>.parquet; None without one.
 
     >>> step_of(Path("completions_00012.parquet")), step_of(Path("metrics.jsonl"))
     (12, None)
@@ -93,20 +96,22 @@ def step_of(path: Path) -> int | None:
 
 
 def step_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the dumps and tables of completions in a folder with their steps, in order."""
-    files = [(step_of(each), each) for each in folder.glob("*") if each.is_file()]
-    return sorted((step, each) for step, each in files if step is not None)
+    """Return the dumps and the tables of completions in a folder, sorted by step."""
+    files = [(step_of(file), file) for file in folder.glob("*") if file.is_file()]
+    return sorted((step, file) for step, file in files if step is not None)
 
 
 class NoDumpsError(ValueError):
-    """There are no responses at a path."""
+    """The error for a path without stored responses."""
 
 
 def find_dumps(path: Path) -> dict[int | None, Path]:
-    """Return the files of responses by step; by None a file that may hold several steps.
+    """Return the files of responses by step.
+
+    The key None stands for a file that may contain several steps.
 
     Raises:
-      ValueError: there are none (`NoDumpsError`), or those of several runs.
+      ValueError: there are no files (`NoDumpsError`), or files of several runs.
     """
     if path.is_file() and path.suffix in SUFFIXES:
         return {step_of(path): path}
@@ -116,7 +121,7 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
         if files and (folder == path or folder.name != layout.VALIDATION):
             dumps[folder] = files
     if not dumps:
-        names = sorted(each.name for each in path.glob("*"))
+        names = sorted(entry.name for entry in path.glob("*"))
         raise NoDumpsError(
             f"{path}: expected rollouts/<step>.jsonl of a run, verl's <step>.jsonl "
             "(trainer.rollout_data_dir), TRL's completions_<step>.parquet (log_completions), or a "
@@ -133,12 +138,14 @@ def find_dumps(path: Path) -> dict[int | None, Path]:
 
 
 def numbered_rows(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, Row | None]]:
-    """Yield each line's number, from 1, with its row, None where it is incomplete; no empty lines.
+    """Yield the number of each line, from 1, and its row; None instead of an incomplete row.
 
-    Prompt and response have verl's names of columns, `input` and `output`, whatever the file's are.
+    Empty lines are skipped. The prompt and the response get the names of verl's columns, `input`
+    and `output`, whatever their names in the file are.
 
     Args:
-      most: the bytes to read of JSON lines.
+      path: a file of JSON lines, or a table in Parquet.
+      most: the largest number of bytes to read from JSON lines.
     """
     if path.suffix == ".parquet":
         for number, row in enumerate(_table_rows(path), start=1):
@@ -181,7 +188,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
     try:
         table = pyarrow.parquet.ParquetFile(path)
-        # A few bytes may contain any number of equal long texts.
+        # A compressed file of a few bytes may contain any number of equal long texts.
         most = DUMP_BYTES + _EXPANSION * path.stat().st_size
         size = 0
         for batch in table.iter_batches(_ROWS_AT_ONCE):
@@ -197,34 +204,35 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
 
 def conversation_text(value: Any) -> str:
-    """Return a text, or the messages of a conversation, each after its role."""
+    """Return a text, or the messages of a conversation, each with its role in front of it."""
     if not isinstance(value, list):
         return "" if value is None else str(value)
-    return "\n".join(f"{each.get('role')}: {each.get('content')}" for each in _messages(value))
+    messages = _messages(value)
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
 
 
 def assistant_text(value: Any) -> str | None:
-    """Return a text, or what the assistant says in a conversation; None where there is neither.
+    """Return a text, or the assistant's messages in a conversation; None if there is neither.
 
     >>> call = {"role": "assistant", "content": "<call>"}
     >>> assistant_text([call, {"role": "tool", "content": "3"}, {"role": "assistant"} | call])
     '<call>\\n<call>'
     """
     if isinstance(value, list):
-        spoken = [each for each in _messages(value) if each.get("role") == "assistant"]
-        return "\n".join(str(each.get("content") or "") for each in spoken)
+        messages = [each for each in _messages(value) if each.get("role") == "assistant"]
+        return "\n".join(str(message.get("content") or "") for message in messages)
     return None if value is None else str(value)
 
 
 def _messages(conversation: list[Any]) -> list[Mapping[str, Any]]:
-    return [each for each in conversation if isinstance(each, Mapping)]
+    return [message for message in conversation if isinstance(message, Mapping)]
 
 
 def row_key(row: Mapping[str, Any]) -> RowKey | None:
-    """Return verl's key of a row; None where its uid is not a key of verl's.
+    """Return verl's key of a row; None if the row's uid is not a key of verl.
 
-    Any text that ends in two numbers reads like a key. It is one where its uid is a UUID, as verl's
-    are, or where the plug-in has dumped the row.
+    Any text that ends in two numbers can be parsed as a key. The text counts as a key only if its
+    first part is a UUID, as in verl, or if the plug-in has dumped the row.
 
     >>> row_key({"uid": "math_12_3"})
     >>> row_key({"uid": "math_12_3", "gdpo_advantage": 0.5})
@@ -238,9 +246,9 @@ def row_key(row: Mapping[str, Any]) -> RowKey | None:
 
 
 def is_padding(row: Mapping[str, Any], key: RowKey | None) -> bool:
-    """Return whether verl added the row with this key to fill the batch.
+    """Return whether a row is a padding row, which verl adds to fill a batch.
 
-    Its advantages are null; without these columns its uid shows it.
+    The advantages of a padding row are null. Without the columns of advantages, the uid decides.
     """
     gdpo, grpo = ADVANTAGES
     if row.get(gdpo, 0.0) is None and row.get(grpo, 0.0) is None:
@@ -249,7 +257,9 @@ def is_padding(row: Mapping[str, Any], key: RowKey | None) -> bool:
 
 
 def variant_column(row: Mapping[str, Any]) -> str:
-    """Return the column of a variant's advantages, which a row may hold next to GDPO's and GRPO's.
+    """Return the name of the column with a variant's advantages; "" if the row has none.
+
+    Such a column comes in addition to the columns of GDPO and GRPO.
 
     >>> variant_column({"gdpo_advantage": 0.5, "grpo_advantage": 0.5, "dvao_advantage": 0.7})
     'dvao_advantage'
@@ -257,13 +267,14 @@ def variant_column(row: Mapping[str, Any]) -> str:
     ''
     """
     columns = [name for name in row if name.endswith(ADVANTAGE)]
-    # A component may be named alike. The plug-in writes it before GDPO and GRPO, the variant after.
+    # The name of a component may have the same ending. The plug-in writes components before the
+    # columns of GDPO and GRPO, and the variant after them.
     is_dumped = ADVANTAGES[0] in columns and columns[-1] not in ADVANTAGES
     return columns[-1] if is_dumped else ""
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:
-    """Show the rewards of a response.
+    """Return the rewards of a response as text.
 
     >>> scores_text({"format": 1.0, "style": None})
     'format 1, style not scored'
@@ -284,7 +295,9 @@ def short_prompt(prompt: str) -> str:
 
 
 def shorten(value: Any, most: int) -> str:
-    """Return a text, or its beginning and its end with the number of omitted characters.
+    """Return a text, or the beginning and the end of a text that is too long.
+
+    Between them stands the number of omitted characters.
 
     >>> shorten("abcdefghij", 4)
     'ab\\n[… 6 characters left out …]\\nij'
@@ -297,7 +310,9 @@ def shorten(value: Any, most: int) -> str:
 
 
 def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` items, at least one, evenly spaced, with the first and the last.
+    """Return at most `most` items that are evenly spaced, with the first and the last.
+
+    At least one item is returned.
 
     >>> evenly_spaced([1, 2, 3, 4, 5], 3), evenly_spaced([1, 2], 5), evenly_spaced([1, 2, 3], 1)
     ([1, 3, 5], [1, 2], [3])
@@ -311,7 +326,7 @@ def evenly_spaced(items: Sequence[int], most: int) -> list[int]:
 
 
 def steps_within(dumps: dict[int, Path], limit: int) -> list[int]:
-    """Return the steps to read, evenly spaced, so that about `limit` bytes are read."""
+    """Return evenly spaced steps whose dumps have about `limit` bytes together."""
     steps = list(dumps)
     total = sum(min(path.stat().st_size, DUMP_BYTES) for path in dumps.values())
     if total <= limit:

@@ -1,11 +1,13 @@
-"""Metrics of a run, from what verl's trackers wrote.
+"""Read the metrics of a run from the files that verl's trackers or TRL wrote.
 
 RUN/metrics.jsonl       the `file` tracker, {"step": int, "data": {metric: number}}
-RUN/metrics.<n>.jsonl   the same of earlier launches, n = 1, 2, … (see set_aside_metrics)
-RUN.jsonl               the same where VERL_FILE_LOGGER_PATH was not set: verl's own name is
+RUN/metrics.<n>.jsonl   the same file of earlier launches, n = 1, 2, … (see set_aside_metrics)
+RUN.jsonl               the same file if VERL_FILE_LOGGER_PATH was not set: verl then writes
                         <project>/<experiment>.jsonl
-RUN/trainer_state.json  of TRL, or that of its last checkpoint; only without any of the above
-RUN/**/events.out.tfevents.*   the `tensorboard` tracker, or TRL's; only without any of the above
+RUN/trainer_state.json  TRL's state, or the state in TRL's last checkpoint; read only if none of
+                        the files above exists
+RUN/**/events.out.tfevents.*   event files of the `tensorboard` tracker or of TRL; read only if none
+                        of the files above exists
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents.*"
 Metrics = dict[str, float]
 Series = list[tuple[int, float]]
-# TRL logs an evaluation's runtime before its rewards, under the name of one of several data sets.
+# TRL logs the runtime of an evaluation before its rewards. With several data sets, only the key of
+# the runtime contains the data set's name.
 _EVALUATION = re.compile(r"eval_(?:(.+)_)?runtime")
 _EVALUATED = re.compile(r"eval_rewards/(.+)/mean")
-# TRL's names of what verl logs as well.
+# TRL's names of metrics that verl logs under another name.
 _OF_TRL = {
     "completions/mean_length": "response_length/mean",
     "entropy": "actor/entropy",
@@ -40,16 +43,18 @@ class RunError(ValueError):
 
 
 def read_metrics(run: Path, notes: list[str]) -> tuple[dict[int, Metrics], str]:
-    """Read each step's metrics of a directory or a tracker's file, under verl's names and ours.
+    """Read the metrics of each step from a run directory or a tracker's file.
 
-    `notes` gets a sentence for everything that could not be read.
+    TRL's metrics get verl's names. A sentence is added to `notes` for everything that could not be
+    read.
 
     Returns:
-      the metrics, and the name of TRL's file that they were read from; "" for a run of verl.
+      the metrics by step, and the name of TRL's file from which they were read; "" for a run of
+      verl.
 
     Raises:
-      RunError: TRL's state cannot be read, or there are only TensorBoard's files and tensorboard
-        is not installed.
+      RunError: TRL's state cannot be read, or the run has only event files and tensorboard is not
+        installed.
     """
     if run.is_file():
         return _read_lines([run], notes), ""
@@ -70,36 +75,42 @@ def _read_lines(files: Sequence[Path], notes: list[str]) -> dict[int, Metrics]:
     metrics: dict[int, Metrics] = {}
     for path in files:
         for step, data in _records(path, notes):
-            # A step that was logged before means a resume: the later steps were done again.
-            for later in [known for known in metrics if known > step]:
+            # When a step is logged a second time, the run was resumed, and trained the later steps
+            # again.
+            for later in [logged for logged in metrics if logged > step]:
                 del metrics[later]
-            # A resumed run first validates at the step of its checkpoint, trained before.
+            # A resumed run begins with a validation at the step of its checkpoint. The training
+            # metrics of this step come from before the resume.
             earlier = metrics.get(step, {}) if only_validation(data) else {}
             metrics[step] = {**earlier, **data}
     return metrics
 
 
 def trainer_state(run: Path) -> Path | None:
-    """Return TRL's state with the largest step, of the run's directory or of a checkpoint.
+    """Return TRL's state file with the largest step, in the run's directory or in a checkpoint.
 
-    A copied run has new modification times, and the state of a checkpoint may be cut short.
+    The step decides, not the modification time, because copying a run changes this time. A state
+    that was not written completely counts last.
     """
     states = [*run.glob(STATE), *run.glob(f"checkpoint-*/{STATE}")]
     return max(states, key=_step_of, default=None)
 
 
 def _step_of(state: Path) -> int:
-    """The step of TRL's state; -1 where the file cannot be read."""
+    """Return the step of TRL's state; -1 if the file cannot be read."""
     with contextlib.suppress(RunError):
         return int(load_state(state).get("global_step", 0))
     return -1
 
 
 def set_aside_metrics(run: Path) -> Path | None:
-    """Move metrics.jsonl to the next free metrics.<n>.jsonl; call before a run is resumed.
+    """Rename metrics.jsonl to the next free metrics.<n>.jsonl.
 
-    verl's `file` tracker opens its file for writing, so a resumed run would erase
-    the steps logged before it. Returns the new name, or None when there is nothing to keep.
+    Call this function before a run is resumed: verl's `file` tracker opens its file for writing, so
+    that a resumed run would erase the steps that were logged before.
+
+    Returns:
+      the new path; None if there are no metrics.
     """
     current = run / METRICS
     if not current.is_file() or not current.stat().st_size:
@@ -109,7 +120,7 @@ def set_aside_metrics(run: Path) -> Path | None:
 
 
 def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
-    """Read one line of the `file` tracker; None when it is incomplete.
+    """Read one line of the `file` tracker; return None if the line is incomplete.
 
     >>> parse_metrics_line(b'{"step": 3, "data": {"critic/score/mean": 1, "epoch": null}}')
     (3, {'critic/score/mean': 1.0})
@@ -122,16 +133,17 @@ def parse_metrics_line(line: bytes) -> tuple[int, Metrics] | None:
         data = record["data"].items()
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # orjson writes NaN as null: such a value was not measured.
+    # orjson writes NaN as null: the value was not measured.
     return step, {key: float(value) for key, value in data if is_number(value)}
 
 
 def only_validation(data: Mapping[str, float]) -> bool:
-    """Return whether a step's metrics are those of a validation alone."""
+    """Return whether a step's metrics come from a validation alone."""
     return all(key.startswith(("val-core/", "val-aux/")) for key in data)
 
 
 def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
+    """Return the files metrics.<n>.jsonl with their numbers, in the order of the launches."""
     numbered = []
     for path in run.glob("metrics.*.jsonl"):
         number = path.name.removeprefix("metrics.").removesuffix(".jsonl")
@@ -141,7 +153,7 @@ def _earlier_metrics(run: Path) -> list[tuple[int, Path]]:
 
 
 def tracker_files(path: Path) -> list[Path]:
-    """Return the tracker's files at a path, known by their first line; the newest last."""
+    """Return the files at a path whose first line is one of the `file` tracker, the newest last."""
     files = []
     for file in [path, *path.glob("*.jsonl")]:
         if file.is_file():
@@ -162,7 +174,11 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[int, Metrics]]:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Read TRL's state; RunError where a file holds something else."""
+    """Read TRL's state.
+
+    Raises:
+      RunError: the file contains something else.
+    """
     try:
         state = parse_json(path.read_bytes())
     except ValueError:
@@ -178,7 +194,7 @@ def _read_state(path: Path, notes: list[str]) -> dict[int, Metrics]:
     entries = [each for each in history if isinstance(each, dict) and is_number(each.get("step"))]
     if len(entries) < len(history):
         notes.append(f"{len(history) - len(entries)} entries of {path.name} have no step; ignored.")
-    for entry in entries:  # several of a step
+    for entry in entries:  # a step may have several entries
         matches = filter(None, map(_EVALUATION.fullmatch, entry))
         data_set = next((match[1] for match in matches), None)
         numbers = metrics.setdefault(int(entry["step"]), {})
@@ -189,7 +205,11 @@ def _read_state(path: Path, notes: list[str]) -> dict[int, Metrics]:
 
 
 def _name_from_trl(key: str, data_set: str | None) -> str:
-    """Return the name in verl and here of TRL's metric; `data_set` is that of an evaluation.
+    """Return the name that verl or this package has for a metric of TRL.
+
+    Args:
+      key: TRL's name.
+      data_set: the data set of an evaluation with several; None for a single one.
 
     >>> _name_from_trl("eval_rewards/short/mean", "gsm8k"), _name_from_trl("eval_loss", None)
     ('val-aux/gsm8k/short/mean@1', 'val-aux/eval/loss')
@@ -213,14 +233,14 @@ def _read_events(
             f"{run}: expected {METRICS}, found only TensorBoard's event files. To read them, run: "
             "pip install tensorboard"
         ) from None
-    # The name of an event file begins with the second in which it was begun.
+    # The name of an event file contains the time of its creation in seconds.
     newest = max(directories, key=lambda each: max(path.name for path in each.glob(EVENTS)))
     if len(directories) > 1:
         notes.append(
             f"Event files are in {len(directories)} directories; the report reads the newest, "
             f"{newest.relative_to(run).as_posix()}."
         )
-    # 0 keeps every value; verl and TRL write nothing else but texts and tables.
+    # The limit 0 keeps every value. Apart from scalars verl and TRL log only texts and tables.
     events = EventAccumulator(str(newest), size_guidance={"scalars": 0})
     events.Reload()
     tags = events.Tags()["scalars"]
@@ -228,8 +248,8 @@ def _read_events(
     metrics: dict[int, Metrics] = {}
     data_set = None
     for event, tag in sorted(logged, key=lambda each: each[0].wall_time):
-        # TRL's log has train/x for x and eval/x for eval_x; verl has neither. Of several data sets
-        # the order alone says which of them a reward belongs to.
+        # TRL writes train/x for x and eval/x for eval_x; verl writes neither prefix. With several
+        # data sets only the order of the events says to which of them a reward belongs.
         key = re.sub("^eval/", "eval_", tag.removeprefix("train/"))
         match = _EVALUATION.fullmatch(key)
         data_set = match[1] if match else data_set

@@ -1,7 +1,8 @@
-"""Stored responses: rows of a dump, joined to sessions; their batches, and what varies in groups.
+"""Stored responses, their batches, and a table of the rewards that vary in each group.
 
-A session may have several outputs, a row each. As in a training, the session is one response, whose
-last output holds its rewards (`gdpo_verl.plugin.step.batch.Sessions`).
+A rollout (verl calls it a session) may have several outputs, and a dump has one row for each
+output. As in training, the rollout is one response, and its last output has the rewards
+(`gdpo_verl.plugin.step.batch.Sessions`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class Response:
     """One stored response.
 
     Attributes:
-      file, line: the place of its last output.
-      group: its prompt's uid, or without one the prompt.
-      mini_batch: the number of the mini-batch of its step with which it was whitened.
-      row: the row of its last output, which counts.
-      earlier: the rows of the outputs before it, in their order.
+      file, line: the place of the row of its last output.
+      group: the uid of its prompt; the prompt itself if there is no uid.
+      mini_batch: the number of the mini-batch, within its step, in which it was whitened.
+      row: the row of its last output, from which the rewards are read.
+      earlier: the rows of its earlier outputs, in their order.
     """
 
     file: Path
@@ -48,13 +49,13 @@ class Response:
 
     @property
     def prompt(self) -> str:
-        """The question, which the first output begins with."""
+        """The prompt of the first output; later outputs have longer prompts."""
         first = self.earlier[0] if self.earlier else self.row
         return str(first.get("input", ""))
 
     @property
     def text(self) -> Any:
-        """The text of the last output; None where the row has none."""
+        """The text of the last output; None if the row has no text."""
         return self.row.get("output")
 
     @property
@@ -63,21 +64,22 @@ class Response:
         return f"{self.file}, line {self.line}"
 
     def number(self, column: str) -> float | None:
-        """Return a number of its row as `number_of` does; ValueError names file and line."""
+        """Return a number of the row, as `number_of` reads it; a ValueError names file and line."""
         return number_of(self.row.get(column), column, self.place)
 
 
 def responses_of(
     rows: Iterable[tuple[int, Row | None]], file: Path, group: str = ""
 ) -> tuple[list[Response], list[int]]:
-    """Return the responses of numbered rows, without padding, and the lines that are incomplete.
+    """Return the responses of numbered rows, without padding rows, and the incomplete lines.
 
     Args:
-      rows: as `numbered_rows` yields them.
-      group: the column that names the group; "" for verl's uid, else the prompt.
+      rows: line numbers and rows, as `numbered_rows` yields them.
+      file: the file of the rows, for messages.
+      group: the column that names the group; "" uses verl's uid, or the prompt if there is no uid.
 
     Raises:
-      ValueError: a row has no value in the column of the group; names file and line.
+      ValueError: a row has no value in the column of the group; the message names file and line.
     """
     responses: dict[Any, Response] = {}
     incomplete = []
@@ -98,7 +100,7 @@ def responses_of(
             name = row.get("uid", row.get("input", ""))
         mini_batch = reward_of(row.get(MINI_BATCH)) or 0.0
         response = Response(file, line, str(name), mini_batch, row)
-        # A row without a key is a session of its own.
+        # A row without a key is a rollout with a single output.
         session = line if key is None else (key.uid, key.session)
         if session in responses:
             response = _joined(responses[session], response)
@@ -107,7 +109,7 @@ def responses_of(
 
 
 def places_by_group(group_ids: Iterable[Hashable]) -> list[list[int]]:
-    """Return the places of each group's responses, the groups in the order of their first one.
+    """Return the places of each group's responses; groups in the order of their first response.
 
     >>> places_by_group(["a", "b", "a"])
     [[0, 2], [1]]
@@ -119,7 +121,7 @@ def places_by_group(group_ids: Iterable[Hashable]) -> list[list[int]]:
 
 
 def _joined(one: Response, other: Response) -> Response:
-    """Join outputs of one session, whose rows verl's balancing may have shuffled."""
+    """Join outputs of one rollout; verl's balancing may have shuffled their rows."""
     outputs = sorted([*one.outputs, *other.outputs], key=_output_of)
     last = one if outputs[-1] is one.row else other
     return replace(last, earlier=outputs[:-1])
@@ -132,10 +134,13 @@ def _output_of(row: Row) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """Responses of a step that were whitened together.
+    """Responses of one step that were whitened together.
 
     Attributes:
-      rewards: what the reward function returned for each, the components among it.
+      step: the training step.
+      responses: the B responses.
+      rewards: the dict that the reward function returned for each response; it contains the
+        components.
     """
 
     step: int
@@ -145,33 +150,34 @@ class Batch:
     @property
     def groups(self) -> list[str]:
         """The group of each response."""
-        return [each.group for each in self.responses]
+        return [response.group for response in self.responses]
 
     @cached_property
     def places(self) -> list[str]:
         """The file and the line of each response."""
-        return [each.place for each in self.responses]
+        return [response.place for response in self.responses]
 
     def numbers(self, column: str) -> Tensor:
-        """Return a column of the rows: float64, shape (B,), NaN where it is absent.
+        """Return a column of the rows: float64, shape (B,), NaN for a missing value.
 
         Raises:
-          ValueError: a value is not a number; names file and line.
+          ValueError: a value is not a number; the message names file and line.
         """
-        numbers = [each.number(column) for each in self.responses]
-        # None becomes NaN.
+        numbers = [response.number(column) for response in self.responses]
+        # NumPy converts None to NaN.
         return torch.from_numpy(np.array(numbers, dtype=np.float64))
 
 
 @dataclass(frozen=True)
 class GroupTable:
-    """A table of G groups that says which of the rewards vary, as they were returned.
+    """A table that says for each of G groups which of the K components vary.
 
-    It is the definition of the training's metrics (`gdpo_verl.diagnostics.component_metrics`).
+    The training metrics use the same definition (`gdpo_verl.diagnostics.component_metrics`).
 
     Attributes:
-      size: int64, shape (G,), the responses of each group.
-      scored, varies: bool, shape (G, K), a component is scored in the group, and not constant.
+      size: int64, shape (G,); the number of responses in each group.
+      scored: bool, shape (G, K); True if the component is scored for a response of the group.
+      varies: bool, shape (G, K); True if the component is not constant in the group.
     """
 
     size: Tensor
@@ -180,7 +186,7 @@ class GroupTable:
 
     @classmethod
     def of(cls, rewards: Tensor, group_ids: GroupIds) -> GroupTable:
-        """Return the table of rewards before conditions: float64, shape (B, K)."""
+        """Return the table for rewards before conditions: float64, shape (B, K)."""
         groups = factorize_groups(group_ids, rewards)
         spread = Spread(rewards, groups)
         return cls(
@@ -191,10 +197,10 @@ class GroupTable:
 
     @property
     def constant(self) -> Tensor:
-        """True where a component is scored in a group and constant: bool, shape (G, K)."""
+        """True where a component is scored in a group, and constant: bool, shape (G, K)."""
         return self.scored & ~self.varies
 
     @property
     def dead(self) -> Tensor:
-        """Groups of several responses in which all components are constant: bool, shape (G,)."""
+        """True for groups of several responses whose components are all constant: shape (G,)."""
         return (self.size > 1) & self.scored.any(dim=1) & ~self.varies.any(dim=1)

@@ -1,7 +1,7 @@
-"""One training run as its run directory shows it: metrics, dumps, configuration.
+"""Read one training run from its run directory: metrics, dumps and configuration.
 
-`rundir.layout` names its parts. Only the metrics are needed, or what else `rundir.metrics` reads
-in their place; whatever is missing is named in `Run.notes`.
+`rundir.layout` lists the files of a run directory. Only a source of metrics is required;
+`rundir.metrics` lists the sources. `Run.notes` names every other file that is missing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ WRITE_ANEW = (
     f"Write {CONFIG} anew with the command of the last start and `--cfg job > FILE`, or choose "
     "another run directory."
 )
-# An interpolation that is no reference to a key, and the backslashes before it.
+# An interpolation that calls a resolver instead of referring to a key, with the backslashes
+# before it.
 _RESOLVER = re.compile(r"(\\*)\$\{(?![\w.]+\})")
 _VALIDATION = re.compile(r"val-(?:core|aux)/(?P<name>.+)/mean@(?P<n>\d+)")
 
@@ -55,16 +56,16 @@ class Run:
     """One training run, as read from its directory."""
 
     path: Path
-    name: str  # in figures and tables
+    name: str  # the run's name in figures and tables
     metrics: dict[int, Metrics]  # by step; step 0 holds the validation before training
     rollouts: dict[int, Path]  # the dump of each step
     notes: tuple[str, ...]  # what is missing or was ignored, as sentences
     validation: dict[int, Path] = field(default_factory=dict)
-    config: DictConfig = field(default_factory=lambda: DictConfig({}))  # empty when not kept
+    config: DictConfig = field(default_factory=lambda: DictConfig({}))  # empty when not stored
     launch: dict[str, Any] = field(default_factory=dict)  # empty when another command started it
 
     def setting(self, key: str) -> Any:
-        """The configuration's value at a dotted key; None when it is not known."""
+        """Return the configuration's value at a dotted key; None when the value is unknown."""
         return select(self.config, key)
 
     @property
@@ -73,7 +74,7 @@ class Run:
 
     @cached_property
     def components(self) -> list[str]:
-        """Reward components, in the order in which they were first logged."""
+        """The reward components, in the order in which they were first logged."""
         names = (MEAN.name_in(key) or UNSCORED.name_in(key) for key in logged_keys([self]))
         return [name for name in dict.fromkeys(names) if name]
 
@@ -82,27 +83,34 @@ class Run:
         return [step for step, data in self.metrics.items() if not only_validation(data)]
 
     def series(self, key: str) -> Series:
-        """(step, value) of one metric, in the order of steps."""
+        """Return (step, value) pairs of one metric, in the order of steps."""
         return [(step, data[key]) for step, data in self.metrics.items() if key in data]
 
     def values(self, key: str) -> list[float]:
-        """The values of one metric, in the order of steps."""
+        """Return the values of one metric, in the order of steps."""
         return [value for _, value in self.series(key)]
 
     def validation_series(self, component: str) -> dict[str, Series]:
-        """(step, mean over prompts) of a component for each held-out data source."""
-        named = self._held_out
+        """Return (step, mean over prompts) of a component for each held-out data source."""
+        by_name = self._held_out
         end = f"/{component}"
-        found = {n.removesuffix(end): each for n, each in named.items() if n.endswith(end)}
-        # Both may hold slashes. verl logs a "reward" of each source; else the name's end has to do.
-        sources = {n.removesuffix("/reward") for n in named if n.endswith("/reward")} or found
-        return {source: each for source, each in found.items() if source in sources}
+        by_source = {
+            name.removesuffix(end): series for name, series in by_name.items() if name.endswith(end)
+        }
+        # A logged name is SOURCE/COMPONENT, and both parts may contain slashes. verl logs a
+        # "reward" for each source, which tells the sources. Where it is missing, every name that
+        # ends in the component counts.
+        sources = {name.removesuffix("/reward") for name in by_name if name.endswith("/reward")}
+        sources = sources or set(by_source)
+        return {source: series for source, series in by_source.items() if source in sources}
 
     @cached_property
     def _held_out(self) -> dict[str, Series]:
+        """The validation metrics, each under its name SOURCE/COMPONENT."""
         result: dict[str, Series] = {}
         for step, data in self.metrics.items():
-            # mean@n exists for several n when some prompts lost a session: the largest has all.
+            # verl logs mean@n for several n when some prompts lost a rollout. The mean with the
+            # largest n covers all rollouts.
             largest: dict[str, tuple[int, float]] = {}
             for key, value in data.items():
                 match = _VALIDATION.fullmatch(key)
@@ -115,7 +123,7 @@ class Run:
 
 
 def logged_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the metrics of runs, in the order in which they were first logged."""
+    """Return the names of all metrics of the runs, in the order in which they were first logged."""
     keys: dict[str, None] = {}
     for run in runs:
         for data in run.metrics.values():
@@ -124,7 +132,10 @@ def logged_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs that paths name; a directory of runs, or of verl's files, names each."""
+    """Return the runs at these paths.
+
+    A path may be a run, or a directory that contains several runs or several files of metrics.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         found += _runs_at(path)
@@ -139,23 +150,26 @@ def _runs_at(path: Path) -> list[Path]:
     files = tracker_files(path)
     children = [child for child in path.glob("*/") if not child.name.startswith("checkpoint-")]
     inside = [child for child in children if (child / METRICS).is_file() or _is_trls(child)]
-    # Event files of a run may lie in a folder of their own, those of several in one each.
+    # A single folder of event files may belong to the run at this path. Several such folders are
+    # one run each.
     logged = [child for child in children if child not in inside and any(child.glob(EVENTS))]
     inside += logged if inside or len(logged) > 1 else []
-    own = [path] if _is_trls(path) else files
-    return sorted([*own, *inside]) or [path]
+    at_path = [path] if _is_trls(path) else files
+    return sorted([*at_path, *inside]) or [path]
 
 
 def _is_trls(path: Path) -> bool:
-    """Return whether TRL kept its state in a directory, or its event files where it has them."""
+    """Return whether TRL wrote its state, or its event files under `runs/`, into a directory."""
     return trainer_state(path) is not None or any(path.glob(f"runs/*/{EVENTS}"))
 
 
 def read_run(path: Path) -> Run:
-    """Read a run from its directory, or from its file of metrics and the directory of that name.
+    """Read a run from its directory, or from its file of metrics.
+
+    With a file PROJECT/EXPERIMENT.jsonl, the directory PROJECT/EXPERIMENT is read as well.
 
     Raises:
-      RunError: there is no such directory or file, or it holds no metrics.
+      RunError: the path does not exist, or contains no metrics.
     """
     path = Path(path)
     if path.is_file() and path.name in (METRICS, STATE):
@@ -216,7 +230,7 @@ def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
 
 
 def config_of(run: Path | None) -> DictConfig:
-    """Return the configuration in a run's directory; empty where it was not kept.
+    """Return the configuration in a run's directory; empty where none was stored.
 
     Raises:
       RunError: the file is empty or incomplete.
@@ -235,19 +249,19 @@ def config_of(run: Path | None) -> DictConfig:
 
 
 def settings_with(file: Path, *nodes: str) -> DictConfig:
-    """Read a run's configuration, in which these nodes are mappings or absent.
+    """Read a run's configuration, and check that each of `nodes` is a mapping or absent.
 
-    References to other keys of the file are followed. Every other interpolation is text:
-    ``${oc.env:HOME}`` would show a variable of the reader's.
+    References to other keys of the file are resolved. Every other interpolation stays text, because
+    ``${oc.env:HOME}`` would otherwise show an environment variable of the person who reads the run.
 
     Raises:
-      ValueError: the file is something else, such as another program's; names it.
+      ValueError: the file is no configuration of a run; the message names the file.
     """
     try:
-        # By name, so that a configuration whose root is a list fails here.
+        # `DictConfig` rejects a configuration whose root is a list.
         root = DictConfig(OmegaConf.load(file))
         settings = as_settings(OmegaConf.to_container(root, resolve=False))
-    # OmegaConf has an error of each of these classes for a file that is something else.
+    # OmegaConf raises any of these classes for a file that is no configuration.
     except (OmegaConfBaseException, yaml.YAMLError, AssertionError, TypeError, OSError) as error:
         raise ValueError(_other_configuration(file, error)) from error
     for key in nodes:
@@ -258,10 +272,10 @@ def settings_with(file: Path, *nodes: str) -> DictConfig:
 
 
 def node_of(file: Path, key: str) -> dict[str, Any] | None:
-    """Return a node of a run's configuration with its references resolved; None without one.
+    """Return a node of a run's configuration with its references resolved; None if it is absent.
 
     Raises:
-      ValueError: as `settings_with`, or a reference leads nowhere.
+      ValueError: `settings_with` rejects the file, or a reference leads nowhere.
     """
     node = settings_with(file, key).get(key)
     try:
@@ -278,7 +292,7 @@ def _other_configuration(file: Path, found: Any) -> str:
 
 
 def select(config: DictConfig, key: str) -> Any:
-    """Return a configuration's value at a dotted key; None when it is not known."""
+    """Return a configuration's value at a dotted key; None when the value is unknown."""
     try:
         return OmegaConf.select(config, key)
     except OmegaConfBaseException:
@@ -286,7 +300,10 @@ def select(config: DictConfig, key: str) -> Any:
 
 
 def as_settings(root: Any) -> DictConfig:
-    """Return a configuration whose interpolations are those that `settings_with` follows."""
+    """Return a configuration in which only references to keys are interpolations.
+
+    `settings_with` gives the reason.
+    """
     return DictConfig(_without_resolvers(root))
 
 
@@ -296,13 +313,15 @@ def _without_resolvers(node: Any) -> Any:
     if isinstance(node, list):
         return [_without_resolvers(value) for value in node]
     if isinstance(node, str):
-        # OmegaConf reads an interpolation after a backslash as text.
+        # OmegaConf treats an interpolation after a backslash as text.
         return _RESOLVER.sub(r"\1\1\\${", node)
     return node
 
 
 def read_launch(run: Path) -> dict[str, Any]:
-    """Return what `launch.json` says of the run's last start; empty where it was not kept.
+    """Return the content of `launch.json`, which describes the run's last start.
+
+    The result is empty where the file does not exist.
 
     Raises:
       RunError: the file is empty or incomplete.
@@ -322,6 +341,7 @@ def read_launch(run: Path) -> dict[str, Any]:
 
 
 def _gaps(run: Run) -> Iterator[str]:
+    """Yield a sentence for each kind of metric that the run lacks."""
     steps = run.training_steps
     if not run.components:
         yield (
@@ -334,14 +354,14 @@ def _gaps(run: Run) -> Iterator[str]:
         yield f"The metrics begin at step {steps[0]}; verl overwrites them on a resume."
     # A validation computes no derived components.
     derived = run.setting("algorithm.gdpo.derived") or {}
-    judged = [component for component in run.components if component not in derived]
-    missing = [component for component in judged if not run.validation_series(component)]
+    validated = [component for component in run.components if component not in derived]
+    missing = [component for component in validated if not run.validation_series(component)]
     if missing:
         yield f"No held-out {', '.join(missing)} in the metrics: set trainer.test_freq."
 
 
 def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """Each value of a nested configuration under its full key."""
+    """Yield each value of a nested configuration with its full dotted key."""
     if isinstance(node, dict) and node:
         for key, value in node.items():
             yield from flattened(f"{prefix}.{key}" if prefix else str(key), value)

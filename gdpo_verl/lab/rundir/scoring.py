@@ -1,4 +1,4 @@
-"""Stored responses scored anew by a reward function, with the arguments that a row holds."""
+"""Score stored responses again with a reward function, whose arguments are read from the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdpo_verl.reward_dicts import unnested
 from gdpo_verl.rewards.thought import opened_thought
 
 TokenCounter: TypeAlias = Callable[[str], int]
-# The columns of each argument of a reward function but the response.
+# The columns from which each argument of a reward function is read, except the response.
 _COLUMNS = {
     "data_source": ("data_source",),
     "ground_truth": ("ground_truth", "gts"),
@@ -25,17 +25,23 @@ _COLUMNS = {
 
 
 class _NotDumpedError(BaseException):
-    """A part of the row was not dumped; no reward's `except Exception` takes it for its own."""
+    """The error when a reward function uses a part of the row that was not dumped.
+
+    It is no `Exception`, so that an `except Exception` in the reward function does not catch it.
+    """
 
 
 class _NotDumped:
-    """Stands for a part of the row that was not dumped: any use of it is noted, and raises."""
+    """A placeholder for a part of the row that was not dumped.
+
+    Any use of the placeholder is recorded in `used`, and raises `_NotDumpedError`.
+    """
 
     def __init__(self, name: str, used: list[str]) -> None:
         self.__dict__.update(_name=name, _used=used)
 
     def _use(self, *arguments: Any, **_: Any) -> Any:
-        # The error for a dict names the key.
+        # For the dict `extra_info` the recorded name contains the key.
         key = f"[{arguments[0]!r}]" if arguments and self._name == "extra_info" else ""
         self._used.append(f"{self._name}{key}")
         raise _NotDumpedError
@@ -47,17 +53,18 @@ class _NotDumped:
     __iter__ = __len__ = __str__ = __repr__ = __hash__ = __format__ = __float__ = __int__ = _use
 
     def __bool__(self) -> bool:
-        return True  # `extra_info or {}` is a question to come, which will have a name
+        # A function may write `extra_info or {}`. Its next access then names the missing key.
+        return True
 
 
 class StoredAnswerScorer:
-    """A reward function, called as verl's managers call it, with the arguments that a row holds.
+    """Calls a reward function as verl's managers do, with arguments from a stored row.
 
     Args:
-      function: FILE:NAME or pkg://package.module:NAME, name `compute_score` when left out.
+      function: FILE:NAME or pkg://package.module:NAME; NAME is `compute_score` by default.
 
     Raises:
-      ValueError: it cannot be loaded.
+      ValueError: the function cannot be loaded.
     """
 
     def __init__(self, function: str) -> None:
@@ -70,7 +77,16 @@ class StoredAnswerScorer:
         self.components = tuple(declared_components(self._function))
 
     def __call__(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return what the reward function returns; ValueError names file and line."""
+        """Return the rewards of a row as a dict.
+
+        Args:
+          row: the stored row.
+          where: the file and the line of the row, for messages.
+
+        Raises:
+          ValueError: the function raised, or needs a part of the row that was not dumped. The
+            message names file and line.
+        """
         used: list[str] = []
         arguments: dict[str, Any] = {}
         for name, columns in _COLUMNS.items():
@@ -78,11 +94,12 @@ class StoredAnswerScorer:
             for column in columns:
                 if row.get(column) is not None:
                     arguments[name] = row[column]
-        # Our manager puts the thought that the prompt opened in front of the answer.
+        # A prompt may open the thought. The plug-in's manager puts this tag in front of the
+        # response, so that the reward function sees the whole thought.
         opening = opened_thought(str(row.get("input", "")))
         arguments["solution_str"] = opening + str(row["output"])
         result: Any = None
-        # What a reward prints is no part of the result.
+        # Output that the reward function prints must not mix with the command's own output.
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 result = self._function(**arguments)
@@ -102,7 +119,7 @@ class StoredAnswerScorer:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy's and torch's numbers and arrays as Python's."""
+    """Convert numbers and arrays of NumPy and PyTorch to Python numbers and lists."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -111,5 +128,5 @@ def token_counter(model: str) -> TokenCounter:
     from gdpo_verl.lab.tasks.rows import tokenizer_of
 
     tokenizer = tokenizer_of(model, "--tokenizer")
-    # The dump holds no end token, which the training run counted.
+    # The text of a dump lacks the end token, which the training run counted.
     return lambda text: 1 + len(tokenizer.encode(text, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""An estimator with its settings, and those that stored responses were made with."""
+"""An estimator with its settings, and the settings under which stored responses were trained."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from gdpo_verl.reward_dicts import decompose_by_turn, graded_criteria, read_comp
 
 ESTIMATORS = ("gdpo", "grpo")
 _TRLS_EPSILON = 1e-4
-# What TRL's `GRPOTrainer` may have computed: GRPO with the deviation of the group, without one, or
-# GDPO.
+# The ways in which TRL's `GRPOTrainer` may have computed its advantages: GRPO divided by the
+# standard deviation of the group, GRPO without this division, and GDPO with or without whitening
+# over responses.
 _TRLS: list[dict[str, Any]] = [
     {"adv_estimator": "grpo", "gdpo": {"epsilon": _TRLS_EPSILON}},
     {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
@@ -35,8 +36,9 @@ class Setting:
 
     Attributes:
       objective: components, weights, conditions, variant.
-      estimator: `gdpo` or `grpo`, as `algorithm.adv_estimator`.
-      by_batch: GRPO's sum is divided by its deviation over the batch (TRL's scale_rewards="batch").
+      estimator: `gdpo` or `grpo`, as in `algorithm.adv_estimator`.
+      by_batch: True if GRPO's score is divided by its standard deviation over the batch (TRL's
+        scale_rewards="batch").
     """
 
     objective: Objective
@@ -45,7 +47,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The estimator or its variant, for people."""
+        """The name of the estimator or of its variant, for messages."""
         variant = self.objective.config.chosen_variant.name
         return variant if self.estimator == "gdpo" else self.estimator
 
@@ -57,11 +59,15 @@ class Setting:
 
     @property
     def column(self) -> str:
-        """The column of our dumps that holds the advantage."""
+        """The column of the plug-in's dumps that contains the advantage."""
         return f"{self.name}{ADVANTAGE}"
 
     def decompose(self, batch: Batch) -> Decomposition:
-        """Decompose a batch under these settings; ValueError names file and line."""
+        """Decompose a batch under these settings.
+
+        Raises:
+          ValueError: a row lacks what the settings need; the message names file and line.
+        """
         tokens = batch.numbers(TOKENS)
         uncounted = tokens.isnan()
         if self.whiten == "token" and bool(uncounted.any()):
@@ -69,32 +75,35 @@ class Setting:
             raise ValueError(f"{batch.places[row]}: expected {TOKENS}, found none")
         graded = graded_criteria(batch.rewards, self.objective, batch.places)
         raw = self._read(batch, tokens, graded)
-        # Without token counts every response has the same weight.
+        # A response without a token count has the weight 1.
         counts = tokens.nan_to_num(1.0)
         return self.objective.decompose(raw, batch.groups, counts, batch.step, graded, batch.places)
 
     def _read(self, batch: Batch, tokens: Tensor, graded: Mapping[str, Any]) -> Tensor:
         """Return the components of a batch: shape (B, K).
 
-        A derived component that the rows hold is read; another one is computed.
+        A derived component that the rows contain is read. Any other derived component is computed.
         """
         infos = batch.rewards
         config = self.objective.config
-        held = {key for info in infos for key in info}
-        derived = {name: each for name, each in config.derived.items() if name not in held}
+        stored = {key for info in infos for key in info}
+        derived = {name: rule for name, rule in config.derived.items() if name not in stored}
         objective = replace(self.objective, config=replace(config, derived=derived))
         raw = read_components(infos, objective, batch.places, graded)
         lengths = [None if count != count else int(count) for count in tokens.tolist()]
         return objective.with_derived(raw, infos, lengths, batch.groups)
 
     def advantage(self, decomposition: Decomposition, batch: Batch | None = None) -> Tensor:
-        """Return the final advantage, per turn its mean over a response's tokens: shape (B,).
+        """Return the final advantage of each response: shape (B,).
+
+        With per-turn credit this is the mean of the advantage over the response's tokens.
 
         Args:
-          batch: the batch that was decomposed; without it no credit is given per turn.
+          batch: the batch that was decomposed; without it per-turn credit is not applied.
 
         Raises:
-          ValueError: the token counts of a response's turns are unknown; names file and line.
+          ValueError: the token counts of a response's turns are unknown; the message names file
+            and line.
         """
         score = decomposition.score[decomposition.scored]
         if self.by_batch and len(score) > 1:
@@ -121,16 +130,18 @@ class Setting:
 
 
 def recorded_setting(source: Source, asked: Objective | None = None) -> Setting:
-    """Return the settings that a source was made with.
+    """Return the settings under which the responses of a source were trained.
 
-    A run has its own settings, a dump of stock verl has GRPO's defaults, and completions of TRL's
-    `GRPOTrainer` have those settings that give the advantages of the first batch that has any.
+    A run has its own settings, and a dump of stock verl has GRPO's defaults. TRL's `GRPOTrainer`
+    logs no settings. For its completions, the settings are those that best reproduce the logged
+    advantages of the first batch with a nonzero advantage.
 
     Args:
-      asked: its weights may be those of TRL's trainer, which logs none.
+      asked: settings whose weights are tried as well, because TRL's trainer logs no weights.
     """
     if source.columns.is_trls and source.algorithm is None:
-        with contextlib.suppress(ValueError):  # who reads all batches gets this error
+        # The caller reads all batches, and gets the same error then.
+        with contextlib.suppress(ValueError):
             for batch in source.batches():
                 if bool(batch.numbers("advantage").nan_to_num(0.0).any()):
                     return _closest_of_trl(source, batch, asked)
@@ -138,19 +149,22 @@ def recorded_setting(source: Source, asked: Objective | None = None) -> Setting:
 
 
 def recorded_algorithm(source: Source) -> dict[str, Any]:
-    """Return the settings that a source was made with: its own, else GRPO's defaults."""
+    """Return the node `algorithm` of a source's run.
+
+    An unknown estimator becomes GDPO if the plug-in has dumped the rows, else GRPO.
+    """
     algorithm = dict(source.algorithm or {})
     if algorithm.get("adv_estimator") not in ESTIMATORS:
-        known = source.columns.is_ours and source.algorithm is None
-        algorithm["adv_estimator"] = "gdpo" if known else "grpo"
+        dumped_by_plugin = source.columns.is_ours and source.algorithm is None
+        algorithm["adv_estimator"] = "gdpo" if dumped_by_plugin else "grpo"
     return algorithm
 
 
 def setting_of(algorithm: Any, source: Source) -> Setting:
-    """Return the settings of an `algorithm` node, a dict or OmegaConf's, for a source.
+    """Return the settings that an `algorithm` node, a dict or a DictConfig, has for a source.
 
     Raises:
-      ValueError: names the key.
+      ValueError: a setting is wrong; the message names its key.
     """
     estimator = algorithm.get("adv_estimator", ESTIMATORS[0])
     if estimator not in ESTIMATORS:
@@ -159,10 +173,10 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
             f"from rewards alone, found {estimator!r}"
         )
     config = GdpoConfig.from_algorithm(algorithm)
-    over = config.estimator.whiten or config.chosen_variant.whiten
-    if over == "token" and not source.counts_tokens:
+    whiten = config.estimator.whiten or config.chosen_variant.whiten
+    if whiten == "token" and not source.counts_tokens:
         config = replace(config, estimator=replace(config.estimator, whiten="sequence"))
-    # The rows hold the derived components of their run, which no reward function returned.
+    # The rows also contain the derived components of their run, which no reward function returned.
     components = [each for each in source.components if each.name not in config.derived]
     returned = [each.name for each in components]
     if config.reward_keys is not None:
@@ -171,37 +185,41 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
 
 
 def _closest_of_trl(source: Source, batch: Batch, asked: Objective | None) -> Setting:
-    """Return the settings of TRL's trainer that give the logged advantages of a batch.
+    """Return the settings of TRL's trainer that best reproduce the logged advantages of a batch.
 
-    Either all weights are 1, or they are those that are asked for.
+    Two sets of weights are tried: 1 for each component, and the weights of `asked`.
     """
     logged = batch.numbers("advantage")
 
     def difference(setting: Setting) -> float:
-        found = setting.advantage(setting.decompose(batch), batch)
-        return float((found - logged).abs().nan_to_num(0.0).max())
+        computed = setting.advantage(setting.decompose(batch), batch)
+        return float((computed - logged).abs().nan_to_num(0.0).max())
 
     algorithms = list(_TRLS)
     if asked is not None:
         weights = dict(zip(asked.keys, asked.weights, strict=True))
-        algorithms += [each | {"gdpo_reward_weights": weights} for each in _TRLS]
-    settings = [setting_of(each, source) for each in algorithms]
-    for each in list(settings):
-        if not each.objective.config.estimator.scale:
-            settings.append(replace(each, by_batch=True))
+        algorithms += [algorithm | {"gdpo_reward_weights": weights} for algorithm in _TRLS]
+    settings = [setting_of(algorithm, source) for algorithm in algorithms]
+    for setting in list(settings):
+        if not setting.objective.config.estimator.scale:
+            settings.append(replace(setting, by_batch=True))
     return min(settings, key=difference)
 
 
 def grpo_of_score(
     setting: Setting, score: Tensor, decomposition: Decomposition
 ) -> tuple[Tensor, Decomposition | None]:
-    """Return GRPO's advantage of the dumped score, and the components with its weights.
+    """Return GRPO's advantage of the dumped score, and the decomposition with the score's weights.
 
-    With these weights the components add up to the score within groups. The second value is None
-    where no weights do.
+    The weights are those with which the components add up to the score, apart from a constant in
+    each group.
 
     Args:
       score: float64, shape (B,), in reward units.
+
+    Returns:
+      the advantage, shape (B,), and the decomposition; None instead of the decomposition if no
+      weights reproduce the score.
     """
     groups = decomposition.groups
     estimator = setting.objective.config.estimator

@@ -1,6 +1,6 @@
-"""The stored responses of a place: a run, verl's dumps, TRL's completions, or a table of others.
+"""Stored responses of a run, of verl's dumps, of TRL's completions or of another table.
 
-Dumps are read a step at a time; a file that may hold several steps is read at once.
+Dumps are read one step at a time. A file that may contain several steps is read in one piece.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ from gdpo_verl.lab.rundir.scoring import StoredAnswerScorer, TokenCounter
 from gdpo_verl.lab.rundir.trust import check_no_foreign_code
 from gdpo_verl.names import did_you_mean
 
-# Rows that show the columns of a file where the components are named.
+# The number of rows from which the columns are read where the names of the components are known.
 _PEEK = 1024
 
 
 @dataclass
 class Source:
-    """The files of one place; `notes` gets sentences on them.
+    """The stored responses at one path, with the settings of their run.
 
     Attributes:
       path: a run, a folder of dumps or a file.
-      group: the column that names the group; "" for verl's uid, else its prompt.
-      text: the column of the response's text; "" for the usual names.
-      named: the columns of the components, where the user names them.
-      scorer: scores the responses anew; None uses the stored components.
+      group: the column that names the group; "" uses verl's uid, or the prompt where there is no
+        uid.
+      text: the column with the response's text; "" tries the usual names.
+      named: the columns of the components; empty where the user does not name them.
+      scorer: scores the responses again; None uses the stored components.
       counter: counts the tokens of a text; None uses the stored counts.
-      trust: the run's configuration may name code from outside this package.
-      notes: sentences.
-      files: by step; by None one that may hold several.
-      run: the folder of the run, where its configuration and metrics are.
-      columns: of all files, or where the components are named, of the first rows.
-      first_place: the place of the first row.
+      trust: True if the run's configuration may name code from outside this package.
+      notes: sentences about the files, for the user.
+      files: the files by step. The key None stands for a file that may contain several steps.
+      run: the folder of the run, which contains its configuration and metrics.
+      columns: the columns of all rows; only of the first rows where the names of the components
+        are known.
+      first_place: the file and the line of the first row.
 
     Raises:
-      ValueError: there are no responses, or those of several runs, or a name is not a column;
-        names the path.
+      ValueError: there are no responses, or responses of several runs, or a name is not a column.
+        The message names the path.
     """
 
     path: Path
@@ -83,11 +85,11 @@ class Source:
 
     @property
     def counts_tokens(self) -> bool:
-        """The token counts of the responses are known."""
+        """True if the token counts of the responses are known."""
         return self.counter is not None or TOKENS in self.columns.names
 
     def _note(self, sentence: str) -> None:
-        """Add a sentence once, however often the files are read."""
+        """Add a sentence to the notes, unless an earlier read of the files has added it."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
@@ -97,7 +99,7 @@ class Source:
                 yield path, line, row
 
     def _check_columns(self) -> None:
-        """Raise ValueError where a name is not a column, or where no column has the groups."""
+        """Raise ValueError if a name is not a column, or if no column identifies the groups."""
         columns = self.columns.names
         if not columns:
             raise ValueError(
@@ -125,12 +127,12 @@ class Source:
 
     @cached_property
     def components(self) -> list[Component]:
-        """The components in order; empty where the rows have none."""
+        """The components in order; empty if the rows have none."""
         declared: dict[str, Component] = {}
         if self.scorer:
             declared = {component.name: component for component in self.scorer.components}
         names = self.named or list(declared) or self._names_of_rows()
-        # `GDPOTrainer` writes the ranges that it was given.
+        # TRL's `GDPOTrainer` stores the ranges that its user declared.
         ranges = (self.algorithm or {}).get("ranges") or {}
         components = []
         for name in names:
@@ -142,20 +144,20 @@ class Source:
         return components
 
     def _names_of_rows(self) -> Sequence[str]:
-        """Return the components' names where neither the user nor a declaration gives them."""
+        """Return the components' names if neither the user nor a declaration gives them."""
         if not self.scorer:
             return self.logged or self.columns.rewards
         is_scored: dict[str, bool] = {}
         for number, path in self.files.items():
             for response in self._responses(number, path):
                 for name, value in self._returned(response).items():
-                    before = is_scored.get(name, False)
-                    is_scored[name] = before or reward_of(value) is not None
+                    was_scored = is_scored.get(name, False)
+                    is_scored[name] = was_scored or reward_of(value) is not None
         return [name for name in is_scored if is_scored[name] and may_be_reward(name, self.group)]
 
     @cached_property
     def logged(self) -> Sequence[str]:
-        """The components in the metrics of the run, where there are any."""
+        """The components in the metrics of the run; empty if there are no metrics."""
         try:
             return read_run(self.run).components
         except RunError:
@@ -163,9 +165,9 @@ class Source:
 
     @cached_property
     def algorithm(self) -> dict[str, Any] | None:
-        """verl's node of the run's configuration, where that was kept."""
+        """The node `algorithm` of the run's configuration; None if no configuration was stored."""
         algorithm = None
-        # A run of verl's own command has what Hydra kept of it.
+        # For a run that verl's own command started, Hydra stored the configuration in .hydra/.
         for config in (self.run / ".hydra/config.yaml", self.run / layout.CONFIG):
             if config.is_file():
                 algorithm = node_of(config, "algorithm")
@@ -178,16 +180,16 @@ class Source:
         """Yield the batches in the order of their steps.
 
         Raises:
-          ValueError: names file and line.
+          ValueError: a row cannot be used; the message names file and line.
         """
         for number, path in self.files.items():
             yield from self.batches_of(number, path)
 
     def batches_of(self, number: int | None, path: Path) -> list[Batch]:
-        """Return the batches of one of `files`; none where a row of a step is incomplete.
+        """Return the batches of one of `files`; none if a row of the step is incomplete.
 
         Raises:
-          ValueError: names file and line.
+          ValueError: a row cannot be used; the message names file and line.
         """
         batches: dict[tuple[int, float], Batch] = {}
         for response in self._responses(number, path):
@@ -196,9 +198,9 @@ class Source:
             batch.responses.append(response)
             batch.rewards.append(self._returned(response))
         returned = [rewards for batch in batches.values() for rewards in batch.rewards]
-        # A reward that no response of the file has is not scored there.
-        held = set().union(*returned)
-        absent = [each.name for each in self.components if each.name not in held]
+        # A component that no response of the file has counts as not scored.
+        present = set().union(*returned)
+        absent = [component.name for component in self.components if component.name not in present]
         if absent:
             for rewards in returned:
                 rewards.update(dict.fromkeys(absent))
@@ -207,7 +209,7 @@ class Source:
         return [batches[place] for place in sorted(batches)]
 
     def _responses(self, number: int | None, path: Path) -> list[Response]:
-        """Return a file's responses; none of a step with an incomplete row."""
+        """Return a file's responses; none if a row of its step is incomplete."""
         responses, incomplete = responses_of(numbered_rows(path), path, self.group)
         if incomplete and number is None:
             raise ValueError(
@@ -241,22 +243,22 @@ class Source:
             )
 
     def _read_texts(self, response: Response) -> None:
-        """Take the texts from the named column, and count their tokens."""
+        """Read the texts from the column that the user named, and count their tokens."""
         if self.text:
             for row in response.outputs:
                 row["output"] = assistant_text(row.get(self.text))
         if self.counter:
-            # As in a training, those of all outputs.
+            # As in training, a response's tokens are those of all its outputs.
             texts = [self._text_of(row, response.place) for row in response.outputs]
             response.row[TOKENS] = sum(map(self.counter, texts))
 
     def _repeats(self, responses: Sequence[Response], path: Path) -> bool:
-        """Return whether another table has the same responses."""
+        """Return whether a table at another path has the same responses."""
         table = tuple((each.prompt, each.text, each.row.get("advantage")) for each in responses)
         return self._tables.setdefault(hash(table), path) != path
 
     def _returned(self, response: Response) -> dict[str, Any]:
-        """Return what the reward function returned for a response: its row, or scored anew."""
+        """Return a response's rewards: those of its row, or those that the scorer returns."""
         if self.scorer is None:
             return response.row
         place = (response.file, response.line)
@@ -276,7 +278,7 @@ class Source:
         return text
 
     def _note_equal_prompts(self, batch: Batch) -> None:
-        """Say that TRL's groups may have been joined because their prompts are equal."""
+        """Note that groups of TRL with equal prompts may have been read as one group."""
         has_ids = bool(self.group) or "uid" in self.columns.names
         if self.columns.is_trls and not has_ids and len(set(batch.groups)) == 1:
             self._note(

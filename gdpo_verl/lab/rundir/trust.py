@@ -1,4 +1,7 @@
-"""Find the code that a run's configuration names: the run may come from somebody else."""
+"""Find foreign code that a run's configuration names.
+
+The run may come from somebody else, and the code would be executed with the user's permissions.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 
 from gdpo_verl.lab.rundir.run import flattened
 
-# verl's keys whose values are imported or executed, or are files that list what to import. The
-# variables are those that our hardware recipes set.
+# Keys of verl whose values are imported or executed, or name files that list modules to import. The
+# environment variables of the exception are those that this package's hardware recipes set.
 _CODE_KEY = re.compile(
     r"""(_target_|trust_remote_code|external_lib|_config_path|class_path)$
     | _(class|cls|fqn|module|impl|cmd)$
@@ -21,27 +24,27 @@ _CODE_KEY = re.compile(
                                  |VLLM_LOGGING_LEVEL)$)""",
     re.VERBOSE,
 )
-# What Python imports, under whichever key, also in a list.
+# Values that Python would import. They are found under every key, and inside lists.
 _CODE = re.compile(r"pkg://|\.(py|pyc|so)\b|_target_")
 _FILE = re.compile(r"\.(py|yaml)(:\w+)?$")
-# Modules that are installed with this package, and the address of a cluster that runs here.
+# Modules that are installed with this package, and `auto`, the address of a local Ray cluster.
 _OURS = re.compile(r"(gdpo_verl|verl|torch\.optim)(\.\w+)*(:\w+)?|auto")
 
 
 def foreign_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keys that name code from outside this package and verl, with what they name.
+    """Return the keys that name code from outside this package and verl, with their values.
 
     Args:
       config: a resolved configuration.
     """
-    found = {}
+    code = {}
     for key, value in flattened("", config):
         text = str(value)
         is_set = value is True or (isinstance(value, (str, list)) and value)
         names_code = _CODE_KEY.search(key) or _CODE.search(text)
         if is_set and names_code and not _is_ours(text):
-            found[key] = text
-    return found
+            code[key] = text
+    return code
 
 
 def _is_ours(text: str) -> bool:
@@ -58,10 +61,10 @@ def check_no_foreign_code(config: Mapping[str, Any], where: str, remedy: str) ->
     Args:
       config: a resolved configuration.
       where: the file of the configuration.
-      remedy: what a user can do who trusts the code.
+      remedy: advice for a user who trusts the code.
 
     Raises:
-      ValueError: names each key and the code that it names.
+      ValueError: the configuration names foreign code; the message lists each key with the code.
     """
     listed = "; ".join(f"{key}={text}" for key, text in foreign_code(config).items())
     if listed:
