@@ -1,1 +1,1 @@
-"""The commands that a person starts. No package outside of `lab` imports from it."""
+"""The commands that a user starts. No module outside of `lab` imports from this package."""

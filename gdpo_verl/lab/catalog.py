@@ -1,6 +1,7 @@
 """The data sets of `gdpo-verl prepare` and the tasks of `gdpo-verl make-policy`.
 
-This module imports the folders of all recipes, so nothing that a recipe imports may import it.
+This module imports the folders of all recipes. Therefore no module that a recipe imports may import
+this module.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ DATA_SETS: Mapping[str, DataSet] = {
 }
 
 POLICY_TASKS = ("toolbox", "tool-turns", "reasoning-gym", "bfcl")
-"""The names of `policy_tasks`, whose import takes seconds."""
+"""The names of `policy_tasks`, which are repeated here because its imports take seconds."""
 
-_NOTED = 5  # rejected rows that are described
+_NOTED = 5  # the number of rejected rows that are described
 
 
 def policy_tasks() -> dict[str, PolicyTask]:
@@ -67,15 +68,18 @@ def prepare(
 
     Args:
       name: one of `DATA_SETS`.
-      out_dir: gets train.parquet and validation.parquet, of a benchmark test.parquet, and
-        provenance.json.
-      source: a file, a folder or a hub id; by default where it is published.
-      seed: decides what is drawn or held out.
-      validation: rows held out where the source has no such split.
-      model: whose tokenizer counts the prompts; unchecked without it.
-      max_prompt_length: tokens that fit; by default the recipe's.
-      shots: worked examples that stand as earlier turns before each question.
-      negative: what a criterion with a negative weight says, of a data set with rubrics.
+      out_dir: the folder for train.parquet and validation.parquet, for a benchmark test.parquet,
+        and for provenance.json.
+      source: a file, a folder or a hub id; by default the place where the data set is published.
+      seed: determines the rows that are drawn or held out.
+      validation: the number of rows to hold out if the source has no validation split.
+      model: a model whose tokenizer counts the tokens of the prompts; None does not count them.
+      max_prompt_length: the largest number of tokens of a prompt; by default the recipe's.
+      shots: the number of worked examples in front of each question, as earlier turns.
+      negative: the meaning of criteria with a negative weight, for a data set with rubrics.
+
+    Raises:
+      ValueError: an option does not apply to this data set, or its rows cannot be used.
     """
     data_set = DATA_SETS[name]
     options: dict[str, Any] = {"seed": seed}
@@ -111,7 +115,7 @@ def prepare(
 
 
 def prepare_command_of(path: str | Path) -> str | None:
-    """The command that writes the file at ``path``, recognised by its folder's name.
+    """Return the command that writes the file at ``path``, judging by the name of its folder.
 
     >>> prepare_command_of("data/gsm8k/train.parquet")
     'gdpo-verl prepare gsm8k'
@@ -132,7 +136,7 @@ def prepare_command_of(path: str | Path) -> str | None:
 
 
 def provenance_notes(provenance: Mapping[str, Any]) -> list[str]:
-    """Describe the rejected rows, the first of them with file and row."""
+    """Describe the rejected rows of a data set, the first of them with file and row."""
     rows = provenance.get("rejected")
     lines: list[str] = []
     negative = provenance.get("negative")

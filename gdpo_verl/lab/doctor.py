@@ -38,7 +38,8 @@ TRL = (
     "finds, and builds no model without it"
 )
 
-# The view of a process of verl's, in a fresh one: nothing of ours is named or imported here.
+# A program that shows what a process of verl would find. It imports nothing of gdpo-verl itself, so
+# that only the plug-in mechanism of verl can load gdpo-verl.
 _PROBE = """
 import json, os, sys
 result = {}
@@ -99,7 +100,7 @@ attempt("Ray", start_ray)
 print("\\n@" + json.dumps(result))
 """
 
-# What the probe returns for a subject when all is well, and what to do when it does not.
+# For each subject: the result of the program if all is well, and the remedy for any other result.
 _CHECKS = {
     "adv_estimator=gdpo": (
         "gdpo_verl.plugin.step.estimator.gdpo",
@@ -121,7 +122,7 @@ _CHECKS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report; `remedy` is empty when all is well."""
+    """One line of the doctor's report; `remedy` is empty if all is well."""
 
     subject: str
     state: str
@@ -129,7 +130,7 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Look at the installation, and at a fresh process of it."""
+    """Check the installed packages, and what a fresh process with verl finds."""
     findings = [*_versions()]
     if installed_version("verl"):
         findings += _fresh_process()
@@ -158,7 +159,7 @@ def _fresh_process() -> Iterator[Finding]:
     process = subprocess.run(
         [sys.executable, "-c", _PROBE, MANAGER_NAME], capture_output=True, text=True, check=False
     )
-    # Marked, because verl, vLLM and Ray print to standard output.
+    # The result is marked with "@", because verl, vLLM and Ray also print to standard output.
     lines = [line[1:] for line in process.stdout.splitlines() if line.startswith("@")]
     if not lines:
         tail = "\n".join(process.stderr.splitlines()[-5:])
@@ -170,7 +171,7 @@ def _fresh_process() -> Iterator[Finding]:
         yield Finding(subject, state, "" if state == well else remedy)
     yield _device(result["device"], result["vLLM"])
     yield _vllm(result["vLLM"], result["device"])
-    # These two have a line only where they fail.
+    # These two subjects have a line only if they fail.
     for subject, remedy in (("transformers", TORCHVISION), ("TRL", TRL)):
         fault = result[subject]
         if fault is not None:
@@ -188,7 +189,7 @@ def _device(device: dict[str, Any], vllm: dict[str, Any]) -> Finding:
         return Finding("device", "CPU, by VERL_PLATFORM=cpu: for learning and testing")
     if device["gpus"]:
         return Finding("device", f"{device['gpus']} GPU(s)")
-    if vllm.get("device") == "cpu":  # the set that was asked for
+    if vllm.get("device") == "cpu":  # the user has installed the packages for the CPU
         return Finding("device", "CPU, with hardware=cpu: for learning and testing")
     return Finding(
         "device",
@@ -201,7 +202,7 @@ def _device(device: dict[str, Any], vllm: dict[str, Any]) -> Finding:
 def _vllm(vllm: dict[str, Any], device: dict[str, Any]) -> Finding:
     if "error" in vllm:
         return Finding("vLLM", vllm["error"], text.install_vllm())
-    # vLLM names no device where it finds none.
+    # If vLLM finds no device, its name is empty.
     state = f"{vllm['version']} for {vllm['device'] or 'GPUs'}"
     # verl would start vLLM on a device that the trainer does not use.
     wrong = device.get("platform") == "cpu" and vllm["device"] != "cpu"
@@ -209,7 +210,7 @@ def _vllm(vllm: dict[str, Any], device: dict[str, Any]) -> Finding:
 
 
 def _sandbox() -> Finding:
-    """No remedy: the other rewards run no program."""
+    """Report the sandbox; without one there is no remedy, because most rewards run no programs."""
     try:
         return Finding("sandbox", f"{best_protection().name}, for the rewards that run programs")
     except Unprotected as error:

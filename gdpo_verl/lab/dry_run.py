@@ -1,4 +1,4 @@
-"""Say what a run would do and need, and find what is wrong with it, without a device."""
+"""Describe what a run would do and need, and find its problems, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from gdpo_verl.lab.tasks.rows import tokenizer_of
 from gdpo_verl.plugin.step.dumps import DumpSettings
 from gdpo_verl.upstream.model import check_model
 
-# The rows on which the reward is tried; each gets several responses.
+# The number of rows on which the reward is tried, with several responses each.
 PROBED_ROWS = 4
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run as it would be trained: its settings, its needs, and its faults.
+    """The result of a dry run: the settings and needs of the run, and its problems.
 
     Attributes:
-      lines: for a terminal.
-      problems: each with the key at fault; empty when the run can be started.
+      lines: lines for a terminal.
+      problems: the problems, each with its configuration key; empty if the run can be started.
     """
 
     lines: list[str]
@@ -58,17 +58,16 @@ def dry_run(
     config_dir: Path | None = None,
     accept_changed_files: bool = False,
 ) -> DryRun:
-    """Compose a run and check everything that needs no device.
+    """Compose a run and check everything that needs no GPU. Nothing is written.
 
     Args:
-      recipe, run, overrides, config_dir, accept_changed_files: as for `launch.train`; nothing is
-        written.
-      card: GiB of one GPU; by default this machine's, else the smallest that the hardware recipe
-        is for.
-      elsewhere: the run is trained on other machines, whose files need not be here.
+      recipe, run, overrides, config_dir, accept_changed_files: as for `launch.train`.
+      card: the memory of one GPU in GiB; by default that of this machine's GPUs, or else that of
+        the smallest GPU for which the hardware recipe is meant.
+      elsewhere: True if the run is trained on other machines, whose files may be missing here.
 
     Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
+      RecipeError: there is no such recipe, or its configuration cannot be composed.
     """
     config, complete = launch.composed(recipe, run, overrides, config_dir)
     hardware = hardware_of(recipe, overrides, config_dir)
@@ -120,7 +119,7 @@ def _what(recipe: str, command: Sequence[str], config: DictConfig) -> Iterator[s
 def _check_directory(
     run: Path, recipe: str, config: DictConfig, accept_changed_files: bool
 ) -> None:
-    """Reject what `train` would reject of the run directory, and leave it as it is."""
+    """Raise the errors that `train` would raise about the run directory, without changing it."""
     if (run / layout.LOCK).exists():
         with claim.locked(run):
             pass
@@ -143,7 +142,7 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
     model = config.actor_rollout_ref.model
     try:
         tokenizer = tokenizer_of(model.get("tokenizer_path") or model.path, MODEL)
-    except ValueError:  # the reward's trial needs one, and says so
+    except ValueError:  # the check of the reward needs a tokenizer too, and reports this error
         return
     highest = max(tokenizer.get_vocab().values())
     if highest >= shape.vocabulary:
@@ -155,7 +154,7 @@ def _model(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator
 
 
 def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
-    """Run verl's own validation and that of gdpo-verl, except what looks for a device."""
+    """Run verl's own validation and that of gdpo-verl, except the checks that look for a GPU."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -167,14 +166,14 @@ def _settings(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Itera
     else:
         batches.check(config)
     DumpSettings.of(config.trainer)
-    # Without the plug-in's wrapper, which looks at this machine's devices, too.
+    # The plug-in's wrapper is skipped, because it also looks at the devices of this machine.
     original = getattr(validate_config, "__wrapped__", validate_config)
     original(config, need_reference_policy(config), need_critic(config))
     yield "settings verl's validation and GDPO's passed"
 
 
 def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -> Iterator[str]:
-    """Check the columns of the data, and try the reward on rows with responses of all kinds."""
+    """Check the columns of the data, and try the reward on rows with made-up responses."""
     from gdpo_verl.lab import check_reward
 
     if elsewhere and not all(os.path.exists(path) for path in _files(config)):
@@ -184,7 +183,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
     if config.reward.reward_model.enable:
         yield "reward   not tried: a reward model needs the devices"
         return
-    config = config.copy()  # the check changes settings of it
+    config = config.copy()  # the check changes settings
     if shape is None:
         config.actor_rollout_ref.model.path = None  # responses are then counted in bytes
     report = check_reward.check(config, rows=PROBED_ROWS)
@@ -196,7 +195,7 @@ def _data_and_reward(config: DictConfig, shape: Shape | None, elsewhere: bool) -
 
 
 def _files(config: DictConfig) -> list[str]:
-    """Return the files of the data, and that of the reward where it is a file."""
+    """Return the files of the data, and the file of the reward function if there is one."""
     files = [file for key in DATA for file in named(config, key)]
     files += [file for file in named(config, REWARD) if "://" not in file]
     return files

@@ -15,18 +15,20 @@ _CHUNK_BYTES = 1 << 20
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Lend a path to write a file or a folder to; it gets the name `path` when the block ends.
+    """Yield a temporary path for a file or a folder, which is renamed to `path` at the end.
 
-    When the block raises, what was there stays. What a killed process left next to `path` is
-    removed. An OSError, such as that of a full disk, names a file.
+    If the block raises an error, an earlier file at `path` stays as it is. Temporary files that a
+    killed process has left next to `path` are removed. An OSError, for example about a full disk,
+    names a file.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         _remove(left)
-    # Next to it: a name is changed at once only within one file system.
+    # The temporary path is in the same folder, because a rename is atomic only within one file
+    # system.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield scratch
-        if path.is_dir():  # no call replaces a folder that holds something
+        if path.is_dir():  # os.replace cannot replace a folder that is not empty
             shutil.rmtree(path)
         os.replace(scratch, path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Answers of a local model by transformers, without verl's engine."""
+"""Generate responses of a local model with transformers, without verl's engine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import torch
 
 
 def generate(
-    model: Any,  # its stubs know generation only for a narrower self
+    model: Any,  # the type stubs of transformers declare `generate` only for some classes
     tokenizer: Any,
     prompts: Sequence[Sequence[int]],
     **options: Any,
 ) -> list[list[int]]:
-    """Answer prompts, all at once; answers that end earlier than others are padded.
+    """Generate responses to all prompts at once.
 
     Args:
-      tokenizer: has a padding token.
-      prompts: in tokens.
-      options: of transformers' ``generate``.
+      model: the model.
+      tokenizer: a tokenizer with a padding token.
+      prompts: the tokens of each prompt.
+      options: arguments of transformers' ``generate``.
+
+    Returns:
+      the tokens of each response; shorter responses are padded on the right.
     """
-    # On the left: all answers begin in one column.
+    # Prompts are padded on the left, so that all responses begin in the same column.
     batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     model.eval()
     with torch.inference_mode():

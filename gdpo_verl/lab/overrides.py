@@ -1,4 +1,4 @@
-"""Overrides in Hydra's grammar: the one place that quotes them."""
+"""Write overrides in Hydra's grammar, with the quotation marks that they need."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-# A name in JSON that Hydra reads as the same text without its quotation marks.
+# A JSON string that is the same text for Hydra without its quotation marks.
 _NAME = re.compile(r'"(?!(?:true|false|null|nan|inf)")([a-z_]\w*)"', re.ASCII | re.IGNORECASE)
 
 
 def quoted(path: Path | str) -> str:
-    """A path or another text as Hydra reads it whole, in quotation marks where it needs them."""
+    """Return a path or another text as one value of Hydra, in quotation marks if needed."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     if re.fullmatch(r"[\w/.+-]+", str(path), re.ASCII):
@@ -22,11 +22,12 @@ def quoted(path: Path | str) -> str:
 
 
 def override(key: str, value: Any, *, replaces: bool = False) -> str:
-    """Return the word for a shell that sets a key, whether or not the configuration has it.
+    """Return an override, quoted for a shell, that sets a key or adds it to the configuration.
 
-    Hydra merges a mapping with the one that is there. It reads few names as keys of a mapping, and
-    merges none with a list. Then the mapping is written as text, in JSON, which replaces what is
-    there; `gdpo_verl.config.parsing` reads both.
+    Hydra merges a mapping with the mapping of the configuration. It accepts only some names as keys
+    of a mapping, and does not merge a mapping with a list. In these cases the mapping is written as
+    a JSON text, which replaces the present value. `gdpo_verl.config.parsing` reads mappings and
+    JSON texts.
 
     >>> print(override("algorithm.gdpo_reward_weights", {"format": 0.5}))
     '++algorithm.gdpo_reward_weights={format: 0.5}'
@@ -34,8 +35,9 @@ def override(key: str, value: Any, *, replaces: bool = False) -> str:
     '++algorithm.gdpo_reward_weights="{\\"格式\\": 0.5}"'
 
     Args:
-      value: the new value, which JSON can hold.
-      replaces: the configuration may have a list in place of a mapping.
+      key: the full key.
+      value: the new value, which must be a value of JSON.
+      replaces: True if the configuration may have a list instead of a mapping.
     """
     from hydra.core.override_parser.types import Quote, QuotedString
 

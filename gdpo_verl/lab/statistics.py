@@ -1,4 +1,4 @@
-"""95 % intervals: of shares and means over questions, of groups and of pairs; and pass@k."""
+"""95 % intervals of shares and means over questions, groups and pairs of runs; and pass@k."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import numpy as np
 LEVEL = 0.95
 RESAMPLES = 10_000
 SEED = 0
-_AT_ONCE = 2_000_000  # numbers drawn at a time
-# Of groups this many draws are taken; more groups than `_LOTS` are drawn in as many lots.
+_AT_ONCE = 2_000_000  # the largest number of values drawn at a time
+# The number of times that groups are resampled. If there are more than `_LOTS` groups, they are
+# first joined into `_LOTS` lots, and the lots are resampled.
 DRAWS = 400
 _LOTS = 4096
-# Student's t, by the number of pairs; the last one for more, too wide.
+# Student's t by the number of pairs. For more pairs the last value is used, which is too wide.
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean over questions with its interval, if there is one."""
+    """A mean over questions with its interval; `low` and `high` are None if there is none."""
 
     mean: float
     low: float | None = None
@@ -33,7 +34,7 @@ class MeanInterval:
 
 
 def wilson(successes: float, total: int) -> tuple[float, float]:
-    """Wilson's score interval of a share (Wilson 1927).
+    """Return Wilson's score interval of a share (Wilson 1927).
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), where z = 1.96
 
@@ -53,14 +54,15 @@ def bootstrap(
 ) -> tuple[float, float] | None:
     """Return the percentile interval of the weighted sum of the strata's means.
 
-    Questions are drawn with replacement within each stratum, `RESAMPLES` times from `SEED`.
+    Questions are drawn with replacement within each stratum, `RESAMPLES` times with seed `SEED`.
 
     Args:
-      strata: one value for each question; of two models, the difference of that question.
-      weights: of the strata, adding up to 1.
+      strata: one value for each question; for two models, the difference of both values.
+      weights: the weights of the strata, which add up to 1.
 
     Returns:
-      None where no question of a stratum differs from another, so that drawing says nothing.
+      the ends of the interval; None if all questions of each stratum have the same value, because
+      the bootstrap then gives no interval.
     """
     generator = np.random.default_rng(SEED)
     means = np.zeros(RESAMPLES)
@@ -68,7 +70,7 @@ def bootstrap(
     for stratum, weight in zip(strata, weights, strict=True):
         values = np.asarray(stratum, dtype=np.float64)
         varies = varies or bool(np.ptp(values) > 0)
-        # In blocks: all draws of thousands of questions at once take most of a gigabyte.
+        # All draws of thousands of questions at once would take almost a gigabyte.
         rows = max(1, _AT_ONCE // len(values))
         for start in range(0, RESAMPLES, rows):
             size = min(rows, RESAMPLES - start)
@@ -85,10 +87,12 @@ def mean_interval(
 ) -> MeanInterval:
     """Return the weighted sum of the strata's means with its interval.
 
-    Wilson's, where each value is 0 or 1 and there is one stratum; else the bootstrap's.
+    The interval is Wilson's if there is one stratum and each value is 0 or 1. Otherwise it is the
+    bootstrap's.
 
-    Strata, none of them empty, and weights are those of `bootstrap`; where ``paired``, the values
-    are differences, which are never shares.
+    Args:
+      strata, weights: as for `bootstrap`; no stratum may be empty.
+      paired: True if the values are differences, for which Wilson's interval is not valid.
     """
     mean = float(np.dot([np.mean(stratum) for stratum in strata], weights))
     if not paired and len(strata) == 1 and set(strata[0]) <= {0.0, 1.0}:
@@ -100,7 +104,7 @@ def mean_interval(
 def pass_at_k(correct: int, total: int, k: int) -> float:
     """Return the unbiased estimate of pass@k (https://arxiv.org/abs/2107.03374).
 
-    1 - C(n - c, k) / C(n, k), where c of n responses pass.
+    The estimate is 1 - C(n - c, k) / C(n, k), where c of n responses pass.
 
     >>> pass_at_k(1, 4, 2)
     0.5
@@ -109,36 +113,45 @@ def pass_at_k(correct: int, total: int, k: int) -> float:
 
 
 def draws_of_groups(by_group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each kind of sum over all groups, then over each draw of as many: (1 + DRAWS, …).
+    """Return each kind of sum over all groups, and over each resampling of the groups.
 
     Args:
-      by_group: the sums of each group: shape (G, …), float64.
+      by_group: for each kind, the sums of each group: shape (G, …), float64.
+
+    Returns:
+      for each kind, shape (1 + DRAWS, …): first the sum over all groups, then the sums over G
+      groups drawn with replacement.
     """
     groups = len(next(iter(by_group.values())))
     lots = min(groups, _LOTS)
     counts = np.random.default_rng(SEED).multinomial(lots, np.full(lots, 1 / lots), DRAWS)
     counts = np.concatenate([np.ones((1, lots)), counts])
-    found = {}
+    sums = {}
     for name, values in by_group.items():
         in_lots = np.zeros((lots, *values.shape[1:]))
         np.add.at(in_lots, np.arange(groups) % lots, values)
-        found[name] = np.tensordot(counts, in_lots, axes=1)
-    return found
+        sums[name] = np.tensordot(counts, in_lots, axes=1)
+    return sums
 
 
 def interval_of_draws(values: Any) -> tuple[float, float, float]:
-    """Return a statistic of all groups, and the ends of its interval over the draws."""
+    """Return a statistic of all groups, and the ends of its interval.
+
+    Args:
+      values: the statistic of all groups and of each draw, shape (1 + DRAWS,).
+    """
     with warnings.catch_warnings():
-        # A component that is in no draw is NaN.
+        # The statistic may be NaN in all draws; NumPy warns then.
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return float(values[0]), float(low), float(high)
 
 
 def half_interval(differences: Sequence[float]) -> float:
-    """Half of the interval around the mean of paired differences, by Student's t.
+    """Return half the width of the interval of the mean of paired differences, by Student's t.
 
-    t s / sqrt(n); for more than ten pairs t is that of ten, which is too wide.
+    The result is t s / sqrt(n). For more than ten pairs, t is the value for ten, so that the
+    interval is too wide.
 
     >>> round(half_interval([1.0, 2.0, 3.0]), 3)  # 4.303 / sqrt(3)
     2.484

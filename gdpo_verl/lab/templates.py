@@ -1,4 +1,4 @@
-"""Pages from templates, which lie next to the module of the page."""
+"""Load the templates of a page, which are in the folder of the page's module."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def templates(module_file: str) -> Environment:
-    """The templates next to a module.
+    """Return the templates in the folder of a module.
 
     Args:
-      module_file: the ``__file__`` of the module that fills the templates in.
+      module_file: the ``__file__`` of the module that renders the templates.
     """
     return Environment(
         loader=FileSystemLoader(Path(module_file).parent),
         autoescape=True,
-        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
+        undefined=StrictUndefined,  # a misspelt name raises an error instead of rendering as ""
         trim_blocks=True,
         lstrip_blocks=True,
     )

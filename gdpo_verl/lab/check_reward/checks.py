@@ -138,8 +138,8 @@ def _other_keys(response: ScoredAnswer, keys: Sequence[str]) -> str:
     if returned == keys:
         return ""
     return (
-        f"the keys {returned} are not those of the first response, {keys}. Where verl makes columns "
-        "of the keys, it takes those of the first response"
+        f"the keys {returned} are not those of the first response, {keys}. Where verl makes "
+        "columns of the keys, it takes those of the first response"
     )
 
 

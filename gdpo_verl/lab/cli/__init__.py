@@ -1,4 +1,4 @@
-"""The command `gdpo-verl`; each command is in the module of its parser."""
+"""The command line `gdpo-verl`. Each command is defined in one of this folder's modules."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gdpo_verl.lab.text import install_extra, printable
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Take options by their whole name only, so that no option is taken for another one."""
+    """Accept only the full names of options, so that no option is mistaken for another one."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status."""
+    """Run one command, and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # What follows `--` is for Ray, and may look like an option of this command.
+    # The words after `--` are options of Ray, and may look like options of this command.
     end = words.index("--") if "--" in words else len(words)
-    own = words[:end]
-    rays = words[end + 1 :]
+    command_words = words[:end]
+    ray_options = words[end + 1 :]
     parser = _parser()
-    options, rest = parser.parse_known_args(own)
-    # Hydra's overrides may be before and after the options of this command.
+    options, rest = parser.parse_known_args(command_words)
+    # Hydra's overrides may stand before and after the options of this command.
     options.overrides = rest
-    options.ray_options = rays
-    if rays and not options.takes_ray_options:
-        parser.error(f"unrecognized arguments: -- {' '.join(rays)}")
-    # Hydra would read a misspelt option as a key, and its error would not name the option.
+    options.ray_options = ray_options
+    if ray_options and not options.takes_ray_options:
+        parser.error(f"unrecognized arguments: -- {' '.join(ray_options)}")
+    # Hydra would treat a misspelt option as a key, and its error would not name the option.
     if rest and (not options.takes_overrides or any(word.startswith("--") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -42,17 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as error:
-        # An error that this package raises has no module's name.
+        # The attribute `name` is empty if this package has raised the error, with its own remedy.
         where = ""
         problem = str(error)
         if error.name:
-            where = f" {own[0]}"
-            extra = "report" if own[0] in ("report", "replay") else "verl"
+            where = f" {command_words[0]}"
+            extra = "report" if command_words[0] in ("report", "replay") else "verl"
             problem = f"{error}. {install_extra(extra)}"
         print(f"gdpo-verl{where}: {problem}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of the output, such as `head`, has read enough. That is no error.
+        # The reader of the output, such as `head`, has closed the pipe. This is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # the status that a shell gives to a program that SIGPIPE ended
     except (ValueError, RuntimeError, OSError) as error:

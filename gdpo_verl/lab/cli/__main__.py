@@ -1,4 +1,4 @@
-"""``python -m gdpo_verl.lab.cli``."""
+"""Run the command line as ``python -m gdpo_verl.lab.cli``."""
 
 import sys
 

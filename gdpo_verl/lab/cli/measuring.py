@@ -1,4 +1,4 @@
-"""Commands that measure or show: check-reward, replay, evaluate, compare, report, explain."""
+"""The commands that measure or show: check-reward, replay, evaluate, compare, report, explain."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from gdpo_verl.lab.text import printable
 
+# A word that sets a key, as an override of Hydra does.
 _SETTING = re.compile(r"\+{0,2}~?[\w.]+=")
 
 
@@ -291,7 +292,7 @@ def _check_reward(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> None:
     from gdpo_verl.lab.replay import output, replay
 
-    # Settings may stand between the places.
+    # Settings may stand between the paths.
     words = [*options.where, *options.overrides]
     settings = [word for word in words if _SETTING.match(word) and not Path(word).exists()]
     result = replay(
@@ -348,7 +349,7 @@ def _compare(options: argparse.Namespace) -> None:
 def _write_json(path: Path | None, record: Any) -> None:
     if path:
         text = json.dumps(record, indent=1, ensure_ascii=False, default=str) + "\n"
-        # Half of a surrogate pair, which UTF-8 cannot hold, as JSON writes it.
+        # UTF-8 has no code for one half of a surrogate pair, so it is written as an escape of JSON.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

@@ -152,7 +152,7 @@ def _submit(options: argparse.Namespace) -> int:
     from gdpo_verl.lab.run import submit
 
     if options.dry_run:
-        # As the job would get them: it runs in another directory.
+        # The job runs in another directory, so it gets absolute paths.
         overrides = submit.absolute(
             options.recipe, options.overrides, options.working_dir, options.config_dir
         )

@@ -1,6 +1,6 @@
-"""Measure a model on held-out questions: `gdpo-verl evaluate` and `compare`.
+"""Measure a model on held-out questions: `gdpo-verl evaluate` and `gdpo-verl compare`.
 
-An evaluation is verl's own validation, a run of zero steps: `model` finds the weights, `run`
-starts verl. `answers` reads the dump that verl writes, `result` makes numbers of it, and `compare`
-sets two of them side by side.
+An evaluation is verl's own validation, in a run of zero training steps. `model` finds the weights,
+and `run` starts verl. `answers` reads the dump that verl writes, `result` computes the numbers, and
+`compare` compares two evaluations.
 """

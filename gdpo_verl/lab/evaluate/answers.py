@@ -1,9 +1,9 @@
-"""The responses in verl's validation dump, each with the question that it belongs to.
+"""Read the responses of verl's validation dump, and find the question of each response.
 
-RUN/validation/<step>.jsonl   a line for each response: input, output, gts, score, and what the
-                              reward function returned; also of a training run
+RUN/validation/<step>.jsonl   one line for each response: input, output, gts, score, and what the
+                              reward function returned. Training runs write this file, too
                               (trainer.validation_data_dir)
-RUN/config.yaml               names the questions and the reward function
+RUN/config.yaml               names the files of questions and the reward function
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from gdpo_verl.plugin.checks.reward_function import declared_reward
 from gdpo_verl.rewards.parse_error import ParseError
 
 PARSE_ERROR = "parse_error"
-# Of verl's validation dump.
+# The columns that every line of verl's validation dump has.
 _COLUMNS = {"input", "output", "gts", "score"}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The responses in a dump, and what is known of them.
+    """The responses of a dump, grouped by question.
 
     Attributes:
-      config: empty where it was not kept.
-      questions: those of data.val_files; none where these cannot be read.
-      sources: the data_source of each question with a response, by its key.
-      answers: the measures of every response to each of these, None where one is not scored.
-      highest: the largest value of each component, as it is declared.
-      errors: how often each `parse_error`.
+      dump: the file of the dump.
+      config: the run's configuration; empty if none was stored.
+      questions: the questions of data.val_files; empty if these files cannot be read.
+      sources: the data_source of each question with a response, by the question's key.
+      answers: the measures of each response, by the question's key. A measure is None if it is not
+        scored.
+      highest: the largest declared value of each component.
+      errors: the number of responses with each `parse_error`.
     """
 
     dump: Path
@@ -58,15 +60,15 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """The number of responses to a question; the smallest one where they differ."""
+        """The number of responses to each question; the smallest number if they differ."""
         return min(map(len, self.answers.values()))
 
 
 def find_dump(path: Path) -> Path:
-    """Find the validation dump that a path names: itself, or the last one of a run's directory.
+    """Find the validation dump of a path: the file itself, or the last dump of a run directory.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no dump.
     """
     if path.is_file():
         return path
@@ -87,12 +89,12 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
 
     Args:
       path: see `find_dump`.
-      by_text: distinguish questions only by the text of the dump, and not by the data.
-      trust: load any reward function that the configuration names; without it, a function from
+      by_text: distinguish questions only by their texts in the dump, without data.val_files.
+      trust: load any reward function that the configuration names. Without it, a function from
         outside this package counts as unknown.
 
     Raises:
-      FileNotFoundError, ValueError: there is no dump, or a line is not one of verl's dump.
+      FileNotFoundError, ValueError: there is no dump, or a line does not belong to a dump of verl.
     """
     dump = find_dump(path)
     file = dump.parent.parent / CONFIG
@@ -101,19 +103,19 @@ def read(path: Path, *, by_text: bool = False, trust: bool = False) -> Evaluatio
         config = settings_with(file, "algorithm", "data", "reward")
     questions = [] if by_text else questions_of(config)
     highest = _highest(config, trust=trust)
-    asked = _Questions(questions)
+    finder = _Questions(questions)
     sources: dict[str, str] = {}
     answers: dict[str, list[dict[str, float | None]]] = defaultdict(list)
     errors: Counter[str] = Counter()
     responses, incomplete = responses_of(numbered_rows(dump), dump)
-    others = [each.line for each in responses if not each.row.keys() >= _COLUMNS]
+    others = [response.line for response in responses if not response.row.keys() >= _COLUMNS]
     if incomplete or others:
         raise ValueError(
             f"{dump}, line {min(incomplete + others)}: expected a response of verl's validation "
             "dump (input, output, gts, score), found something else. The file may be incomplete"
         )
     for response in responses:
-        key, source = asked.of(response)
+        key, source = finder.of(response)
         sources[key] = source
         answers[key].append(_values(response, highest))
         code = response.row.get(PARSE_ERROR)
@@ -130,11 +132,16 @@ class _Questions:
     def __init__(self, questions: Sequence[Example]) -> None:
         self.questions = questions
         self.find = Finder(questions)
-        # Of equal questions the groups of the responses, which are theirs in turn.
+        # Several rows may contain the same question. The first group of responses belongs to the
+        # first of these rows, the second group to the second row, and so on. This maps the numbers
+        # of the equal rows to their groups, in the order of the dump.
         self.groups: dict[tuple[int, ...], dict[str, int]] = defaultdict(dict)
 
     def of(self, response: Response) -> tuple[str, str]:
-        """Return the key and the data source of a response's question; "" where it is not known."""
+        """Return the key and the data source of a response's question.
+
+        Without data.val_files the key comes from the dump, and the data source is "".
+        """
         line = {"input": response.prompt, "gts": response.row["gts"]}
         numbers = self.find.fitting(line)
         source = response.row.get("data_source")
@@ -149,7 +156,7 @@ class _Questions:
 
 
 def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Example]:
-    """Return the rows of the files that a configuration names; none where one cannot be read."""
+    """Return the rows of the files that a configuration names; none if a file cannot be read."""
     questions: list[Example] = []
     try:
         for file in named(config, key):
@@ -158,7 +165,7 @@ def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Exampl
             )
             for number, row in enumerate(rows.to_pylist()):
                 questions.append(example_of(row, place=f"{file} row {number}"))
-    # Arrow's own are ValueErrors.
+    # Arrow's own errors are ValueErrors.
     except (OSError, ValueError, TypeError, KeyError, OmegaConfBaseException):
         return []
     return questions
@@ -167,10 +174,12 @@ def questions_of(config: DictConfig, key: str = "data.val_files") -> list[Exampl
 def _values(
     response: Response, highest: Mapping[str, float | None] | None
 ) -> dict[str, float | None]:
-    """Return a response's measures: the declared components, or else every number; and the score.
+    """Return a response's measures: its components and the score.
+
+    Without declared components, every number of the row that may be a reward counts.
 
     Raises:
-      ValueError: a value is not a number; names file and line.
+      ValueError: a value is not a number; the message names file and line.
     """
     row = response.row
     if highest is not None:
@@ -186,16 +195,17 @@ def _values(
 def _highest(config: DictConfig, *, trust: bool) -> dict[str, float | None] | None:
     """Return the largest declared value of each component; None for an unknown reward function.
 
-    A component per turn has none: its range is that of one turn, and its measure their sum.
+    A per-turn component has no largest value, because its declared range is that of one turn, while
+    its measure is the sum over the turns.
     """
     if "reward" not in config:
         return None
     declared: dict[str, float | None] = {}
     try:
         if trust or not foreign_code({"reward": plain(config.reward)}):
-            for each in declared_reward(config):
-                declared[each.name] = None if each.by_turn else each.high
-    # Written on another machine, or by another program.
+            for component in declared_reward(config):
+                declared[component.name] = None if component.by_turn else component.high
+    # The configuration may come from another machine or another program.
     except (ValueError, ModuleNotFoundError, AttributeError, OmegaConfBaseException):
         return None
     keys = select(config, "algorithm.gdpo_reward_keys")

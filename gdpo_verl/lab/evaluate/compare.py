@@ -1,8 +1,8 @@
-"""Two models on the same questions: the difference, question by question, with its interval.
+"""Compare two models on the same questions, by the difference of each question.
 
-The responses to each question are averaged first, then the evaluations of a side (for example of
-several training seeds), and the interval is over questions. The spread over the evaluations of a
-side is shown separately.
+First the responses to each question are averaged, then the evaluations of a side, for example those
+of several training seeds. The interval of the difference is over questions. The spread over the
+evaluations of a side is shown separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gdpo_verl.lab.evaluate.answers import Evaluation
 from gdpo_verl.lab.rundir.run import select
 
 FEW = 30
-"""Questions below which a bootstrap interval tends to be too narrow."""
+"""With fewer questions than this, a bootstrap interval tends to be too narrow."""
 
 MEANING = (
     "The intervals (95%) are over questions: they say how the difference would vary with other "
@@ -46,35 +46,35 @@ def compare(
     """Compare one or several evaluations with one or several others.
 
     Args:
-      side_a: validation dumps or directories with one, see `answers.find_dump`, of one kind of
-        model: training runs that differ by seed.
-      side_b: the same of the other kind.
+      side_a: validation dumps, or directories that contain one (see `answers.find_dump`). They
+        belong to models of one kind, for example to training runs that differ only by seed.
+      side_b: the same for the models of the other kind.
       trust: see `answers.read`.
 
     Returns:
-      the comparison as JSON can hold it: ``rows``, with the estimates of A, B and A - B for each
-      measure, and in ``each_evaluation`` the means over all questions.
+      the comparison as values of JSON. ``rows`` has the estimates of A, B and A - B for each
+      measure, and ``each_evaluation`` has the means over all questions.
 
     Raises:
-      ValueError: a file is no dump, or they were not asked the same questions.
+      ValueError: a file is no dump, or the evaluations have different questions.
       FileNotFoundError: a file is missing.
     """
     paths = [*side_a, *side_b]
-    everyone = [answers.read(path, trust=trust) for path in paths]
-    if not all(each.questions for each in everyone):
-        # Where the data of one evaluation are unknown, only the texts of the dumps are compared.
-        everyone = [answers.read(path, by_text=True, trust=trust) for path in paths]
-    _check_questions(everyone)
-    evaluations_a = everyone[: len(side_a)]
-    evaluations_b = everyone[len(side_a) :]
+    evaluations = [answers.read(path, trust=trust) for path in paths]
+    if not all(evaluation.questions for evaluation in evaluations):
+        # If the data of one evaluation are unknown, questions are matched by their dumped texts.
+        evaluations = [answers.read(path, by_text=True, trust=trust) for path in paths]
+    _check_questions(evaluations)
+    evaluations_a = evaluations[: len(side_a)]
+    evaluations_b = evaluations[len(side_a) :]
     compared = _compare_rows(evaluations_a, evaluations_b)
-    notes = list(_differing_settings(everyone))
+    notes = list(_differing_settings(evaluations))
     few = [row for row, cells in compared["rows"].items() if cells["questions"] < FEW]
     if few:
         notes.append(f"fewer than {FEW} questions, intervals are rough: {few}")
     return {
-        "a": [str(each.dump) for each in evaluations_a],
-        "b": [str(each.dump) for each in evaluations_b],
+        "a": [str(evaluation.dump) for evaluation in evaluations_a],
+        "b": [str(evaluation.dump) for evaluation in evaluations_b],
         "difference": "a - b",
         "meaning": MEANING,
         "notes": notes,
@@ -82,17 +82,18 @@ def compare(
     }
 
 
-def _check_questions(everyone: Sequence[Evaluation]) -> None:
-    first = everyone[0]
-    wanted = set(first.sources)
-    for other in everyone[1:]:
-        found = set(other.sources)
-        if found != wanted:
+def _check_questions(evaluations: Sequence[Evaluation]) -> None:
+    """Raise ValueError unless all evaluations have the same questions."""
+    first = evaluations[0]
+    questions = set(first.sources)
+    for other in evaluations[1:]:
+        others = set(other.sources)
+        if others != questions:
             raise ValueError(
-                f"compare: expected responses to the same questions, found {len(wanted - found)} "
-                f"of {len(wanted)} that are only in {first.dump}, and {len(found - wanted)} of "
-                f"{len(found)} that are only in {other.dump}. Evaluate both with the same --data "
-                "and --limit, and the same prompts"
+                "compare: expected responses to the same questions, found "
+                f"{len(questions - others)} of {len(questions)} that are only in {first.dump}, "
+                f"and {len(others - questions)} of {len(others)} that are only in {other.dump}. "
+                "Evaluate both with the same --data and --limit, and the same prompts"
             )
 
 
@@ -102,11 +103,11 @@ def _compare_rows(side_a: Sequence[Evaluation], side_b: Sequence[Evaluation]) ->
     rows: dict[str, dict[str, Any]] = {}
     for row, parts in parts_of_rows.items():
         rows[row] = {"questions": result.count_of(sources, parts)}
-    everyone = [result.question_values(each) for each in (*side_a, *side_b)]
+    of_evaluations = [result.question_values(each) for each in (*side_a, *side_b)]
     each_evaluation = {}
-    for measure in everyone[0]:
-        # None of a measure that one of them lacks, such as pass@k of fewer than k responses.
-        values = [each.get(measure, {}) for each in everyone]
+    for measure in of_evaluations[0]:
+        # A measure that one evaluation lacks is left out, such as pass@k of fewer than k responses.
+        values = [measures.get(measure, {}) for measures in of_evaluations]
         shared = set.intersection(*map(set, values))
         questions = [question for question in values[0] if question in shared]
         if not questions:
@@ -148,15 +149,15 @@ def _mean_evaluation(
     return means
 
 
-def _differing_settings(everyone: Sequence[Evaluation]) -> Iterator[str]:
-    """List the settings that may explain a difference in addition to the models."""
-    unknown = [str(each.dump) for each in everyone if not each.config]
+def _differing_settings(evaluations: Sequence[Evaluation]) -> Iterator[str]:
+    """Yield a caution for each setting that may explain a difference in addition to the models."""
+    unknown = [str(evaluation.dump) for evaluation in evaluations if not evaluation.config]
     if unknown:
         yield f"no config.yaml, so settings are not compared: {', '.join(unknown)}"
-    known = [each.config for each in everyone if each.config]
+    configs = [evaluation.config for evaluation in evaluations if evaluation.config]
     for key in SETTINGS:
-        found = [str(select(config, key)) for config in known]
-        distinct = list(dict.fromkeys(found))
+        values = [str(select(config, key)) for config in configs]
+        distinct = list(dict.fromkeys(values))
         if len(distinct) > 1:
             yield f"CAUTION: not the same {key}: {', '.join(distinct)}"
 

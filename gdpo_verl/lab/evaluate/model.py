@@ -1,4 +1,4 @@
-"""Find the model that a user means: a run, a checkpoint, a Hugging Face folder, a hub id."""
+"""Find the model that a user names: a run, a checkpoint, a Hugging Face folder or a hub id."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gdpo_verl.lab.text import first_line
 
 _STEP = re.compile(r"global_step_\d+")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# A repository may hold the same weights several times.
+# Files that are not downloaded: a repository may contain the same weights in several formats.
 _NOT_NEEDED = ["*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*", "onnx/*"]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was found: weights in a folder, or in a checkpoint of verl's."""
+    """A model whose weights are in a folder, or in a checkpoint of verl."""
 
-    name: str  # as it is shown
-    folder: Path | None = None  # what Transformers can load
-    checkpoint: Path | None = None  # its global_step_N, loaded over the model of its run
+    name: str  # the name in the output
+    folder: Path | None = None  # a folder that Transformers can load
+    checkpoint: Path | None = None  # a folder global_step_N, loaded over the model of its run
     run: Path | None = None  # the run directory
 
     @property
     def step(self) -> int | None:
-        """The training step of a checkpoint."""
+        """The training step of the checkpoint; None without a checkpoint."""
         return int(self.checkpoint.name.rpartition("_")[2]) if self.checkpoint else None
 
     @property
     def workers(self) -> int | None:
-        """The number of workers that wrote a checkpoint of FSDP's, and have to load it."""
+        """The number of workers that wrote an FSDP checkpoint; as many have to load it."""
         return checkpoints.world_size(self.checkpoint) if self.checkpoint else None
 
 
@@ -42,7 +42,7 @@ def find_model(given: str) -> Model:
     """Find the model that `given` names; an existing path is never looked up on the hub.
 
     Raises:
-      FileNotFoundError, ValueError, ConnectionError: there is none, or it is incomplete.
+      FileNotFoundError, ValueError, ConnectionError: there is no such model, or it is incomplete.
     """
     path = Path(given).expanduser()
     if not path.exists():
@@ -52,7 +52,8 @@ def find_model(given: str) -> Model:
     if not path.is_dir():
         raise ValueError(f"model: expected a folder or a hub id, found the file {given!r}")
     path = path.resolve()
-    # From the inside out: a model, a checkpoint or its actor, then a run or its checkpoints.
+    # The path may be a model, a checkpoint or its folder `actor`, a run or its folder of
+    # checkpoints. They are tried in this order.
     if (path / "config.json").is_file():
         if not _has_weights(path):
             raise ValueError(f"model: {given!r} has a config.json and no weights ({_WEIGHTS})")
@@ -93,7 +94,7 @@ def _checkpoint(given: str, folder: Path) -> Model:
     run_of_ours = run if (run / CONFIG).is_file() else None
     name = f"{given}, step {folder.name.rpartition('_')[2]}"
     saved = folder / "actor" / "huggingface"
-    if _has_weights(saved):  # actor.checkpoint.save_contents has hf_model
+    if _has_weights(saved):  # the run had hf_model in actor.checkpoint.save_contents
         return Model(name, folder=saved, run=run_of_ours)
     problem = checkpoints.problem_of(folder)
     if problem:
@@ -111,10 +112,10 @@ def check_tensors(checkpoint: Path) -> None:
     weights_only=False). This check executes no code, and reads no tensor into memory.
 
     Raises:
-      ValueError: names the file.
+      ValueError: a file contains anything else; the message names the file.
     """
     import torch
-    import torch.distributed.tensor  # FSDP's tensors are known once it is imported
+    import torch.distributed.tensor  # registers the tensors of FSDP
 
     for file in [*sorted(checkpoint.glob("actor/model_world_size_*.pt")), checkpoint / "data.pt"]:
         try:
@@ -132,8 +133,8 @@ def _from_hub(given: str) -> Model:
 
     hub_id, _, revision = given.partition("@")
     with hub_errors("model", given, "model"):
-        found = snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
-    folder = Path(found)
+        path = snapshot_download(hub_id, revision=revision or None, ignore_patterns=_NOT_NEEDED)
+    folder = Path(path)
     if not _has_weights(folder):
         raise ValueError(f"model: {given!r} has no weights ({_WEIGHTS})")
     return Model(f"{hub_id}@{folder.name}", folder)

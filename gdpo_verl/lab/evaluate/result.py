@@ -1,4 +1,7 @@
-"""The numbers of an evaluation: a row for each source and average, an estimate for each measure."""
+"""Compute the numbers of an evaluation: a table with an estimate for each measure.
+
+The table has a row for each data source, for each average of sources, and for all questions.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,19 @@ from gdpo_verl.lab.text import columns
 ALL = "all"
 SCORE = "score"
 PASS_AT = (4, 16, 64)
-"""The k of the estimated pass@k, next to the number of responses, if there are as many."""
+"""The values of k for which pass@k is estimated if there are enough responses.
+
+The number of responses is used as k in addition."""
 
 Averages = Mapping[str, Sequence[Sequence[str] | str]]
-"""Unweighted means of parts. A part pools the questions of several sources, or is an average that
-stands before it."""
+"""The parts of each average, which is their unweighted mean.
+
+A part is a list of sources whose questions are pooled, or the name of an earlier average."""
 WeightedSources = tuple[float, Sequence[str]]
 """A weight, and the sources whose questions are pooled."""
 
-# As the leaderboard of version 3 forms them, and those of version 4 that it shares.
+# The averages of BFCL's leaderboard in version 3, and the averages of version 4 that need only the
+# categories of version 3.
 _SIMPLE = ("simple_python", "simple_java", "simple_javascript")
 _CALLS = ("simple", ("multiple",), ("parallel",), ("parallel_multiple",))
 _LIVE_CALLS = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
@@ -46,25 +53,27 @@ BFCL: Averages = {
 def aggregate_rows(
     sources: Iterable[str], averages: Averages = BFCL
 ) -> dict[str, list[WeightedSources]]:
-    """List the rows of the table: each source, the averages, all.
+    """Return the rows of the table: each source, the averages, and all questions.
 
-    The weights of a row add up to 1. Parts without questions are left out, and an average of
-    averages where one of them has none.
+    The weights of a row add up to 1. Parts without questions are left out. An average of averages
+    is left out if one of these averages has no questions.
     """
     present = list(dict.fromkeys(sources))
     averaged: dict[str, list[WeightedSources]] = {}
     for name, parts in averages.items():
-        found: list[list[WeightedSources]] = []
+        weighted_parts: list[list[WeightedSources]] = []
         for part in parts:
             if isinstance(part, str):
-                found.append(averaged.get(part, []))
+                weighted_parts.append(averaged.get(part, []))
                 continue
             pooled = [source for source in part if source in present]
             if pooled:
-                found.append([(1.0, pooled)])
-        if found and all(found):
-            weighted = [entry for each in found for entry in each]
-            averaged[name] = [(weight / len(found), pooled) for weight, pooled in weighted]
+                weighted_parts.append([(1.0, pooled)])
+        if weighted_parts and all(weighted_parts):
+            count = len(weighted_parts)
+            averaged[name] = []
+            for weighted_part in weighted_parts:
+                averaged[name] += [(weight / count, pooled) for weight, pooled in weighted_part]
     rows: dict[str, list[WeightedSources]] = {}
     if len(present) > 1:
         rows |= {name: [(1.0, [name])] for name in present}
@@ -74,19 +83,20 @@ def aggregate_rows(
 def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Average the responses to each question: {measure: {question: mean}}.
 
-    The measures are the components, the score, the share of responses that reach a component's
-    highest value where that is not 1, and pass@k of every measure that is 0 or 1. A value that is
-    not scored counts in none of them.
+    The measures are the components, the score, the share of responses that reach the highest value
+    of a component (if this is not 1), and pass@k of every measure whose values are all 0 or 1. A
+    value that is not scored counts in no measure.
     """
     names = dict.fromkeys(
-        name for answers in evaluation.answers.values() for each in answers for name in each
+        name for answers in evaluation.answers.values() for answer in answers for name in answer
     )
     values: dict[str, dict[str, float]] = {}
     for name in names:
         scored: dict[str, list[float]] = {}
-        for question, answers in sorted(evaluation.answers.items()):  # the bootstrap sees an order
-            known = [each.get(name) for each in answers]
-            numbers = [value for value in known if value is not None]
+        # Sorted, because the result of the bootstrap depends on the order of the questions.
+        for question, answers in sorted(evaluation.answers.items()):
+            of_answers = [answer.get(name) for answer in answers]
+            numbers = [value for value in of_answers if value is not None]
             if numbers:
                 scored[question] = numbers
         high = evaluation.highest.get(name)
@@ -94,7 +104,7 @@ def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
         if high is not None and high != 1:
             reached = {}
             for question, numbers in scored.items():
-                # A reward in single precision has 0.699999988 where 0.7 is declared.
+                # In single precision, a reward that is declared as 0.7 is 0.699999988.
                 close = [math.isclose(number, high, rel_tol=1e-6) for number in numbers]
                 reached[question] = list(map(float, close))
             values |= _of_measure(f"{name} = {high:g}", reached, evaluation.samples)
@@ -104,14 +114,15 @@ def question_values(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 def _of_measure(
     name: str, scored: Mapping[str, Sequence[float]], samples: int
 ) -> dict[str, dict[str, float]]:
-    values = {name: {question: sum(each) / len(each) for question, each in scored.items()}}
-    decided = all(number in (0.0, 1.0) for each in scored.values() for number in each)
-    if decided and name != SCORE:  # a sum is never right or wrong
+    """Return a measure's mean for each question, and pass@k if all its values are 0 or 1."""
+    values = {name: {question: sum(numbers) / len(numbers) for question, numbers in scored.items()}}
+    is_binary = all(number in (0.0, 1.0) for numbers in scored.values() for number in numbers)
+    if is_binary and name != SCORE:  # a weighted sum does not say whether a response is right
         for k in sorted({k for k in (*PASS_AT, samples) if 1 < k <= samples}):
             values[f"pass@{k} of {name}"] = {
-                question: pass_at_k(int(sum(each)), len(each), k)
-                for question, each in scored.items()
-                if len(each) >= k
+                question: pass_at_k(int(sum(numbers)), len(numbers), k)
+                for question, numbers in scored.items()
+                if len(numbers) >= k
             }
     return values
 
@@ -123,9 +134,13 @@ def estimate_row(
     *,
     paired: bool = False,
 ) -> dict[str, Any] | None:
-    """Estimate a row from the values of all questions; None where a part of it has none.
+    """Estimate a row of the table; None if a part of the row has no values.
 
-    `paired` as for `mean_interval`.
+    Args:
+      values: the value of each question.
+      sources: the data source of each question.
+      parts: the weighted parts of the row.
+      paired: True if the values are differences, see `mean_interval`.
     """
     strata = []
     for _, pooled in parts:
@@ -137,13 +152,13 @@ def estimate_row(
 
 def count_of(sources: Mapping[str, str], parts: Sequence[WeightedSources]) -> int:
     """Count the questions of a row."""
-    # A set, since an average of averages may name a source twice.
+    # A set, because an average of averages may name a source twice.
     pooled = {source for _, part in parts for source in part}
     return sum(source in pooled for source in sources.values())
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the numbers of an evaluation, as JSON can hold them."""
+    """Return the numbers of an evaluation as values of JSON."""
     sources = evaluation.sources
     values = question_values(evaluation)
     rows: dict[str, dict[str, Any]] = {}
@@ -162,7 +177,7 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """Return a record as its file holds it."""
+    """Return a record as the text of its JSON file."""
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -183,7 +198,13 @@ def table(
     headings: Sequence[str],
     texts: Callable[[Any], Sequence[str]],
 ) -> list[str]:
-    """Lay out rows of results, a line for each measure that has a cell; ``texts`` are a cell's."""
+    """Lay out rows of results, with one line for each measure that has a cell.
+
+    Args:
+      rows: the cells of each row, by measure, and the number of questions.
+      headings: the headings of the columns that show a cell.
+      texts: returns the texts of a cell, one for each heading.
+    """
     lines = [("", "questions", "measure", *headings)]
     for row, cells in rows.items():
         first = (row, str(cells["questions"]))
@@ -195,7 +216,7 @@ def table(
 
 
 def estimate_text(cell: Mapping[str, Any], *, signed: bool = False) -> str:
-    """A mean with its interval, ``0.715 (0.657 to 0.767)``, a difference ``+0.113 (…)``."""
+    """Format a mean with its interval, ``0.715 (0.657 to 0.767)``; with a sign ``+0.113 (…)``."""
     sign = "+" if signed else ""
     shown = f"{cell['mean']:{sign}.3f}"
     if cell["low"] is None:

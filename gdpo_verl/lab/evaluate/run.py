@@ -1,4 +1,4 @@
-"""One evaluation from its first check to its files: verl's validation without a training step."""
+"""Run an evaluation, from its checks to its files: verl's validation without a training step."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gdpo_verl.lab.tasks.rows import chat_text
 from gdpo_verl.lab.text import printable
 
 NUMBERS = "evaluation.json"
-_BEGUN = "evaluates"  # the key of launch.json by which an evaluation is known
-_NAMED = 5  # questions in a note
+_BEGUN = "evaluates"  # the key of launch.json that marks the directory of an evaluation
+_NAMED = 5  # the largest number of questions that a note names
 
-# verl's default trainer begins with the validation, and ends here after it. The training data and a
-# second copy of the weights, which only a training step needs, are left out.
+# With these settings verl's default trainer validates once, and ends. It loads neither training
+# data nor a second copy of the weights, which only a training step needs.
 NO_STEP = (
     "trainer.val_only=true",
     "trainer.val_before_train=true",
     "trainer.use_v1=true",
     "trainer.v1.trainer_mode=sync",
-    "trainer.total_training_steps=1",  # the length of schedules
+    "trainer.total_training_steps=1",  # schedules need a length
     "trainer.logger=[console,file]",
     "actor_rollout_ref.hybrid_engine=true",
     "actor_rollout_ref.actor.use_kl_loss=false",
@@ -51,21 +51,28 @@ class EvaluationRequest:
 
     model: str  # see `model.find_model`
     recipe: str | None = None  # by default the run's own configuration
-    config_dir: Path | None = None  # where the recipe is, if not among ours
-    data: Sequence[str] = ()  # files in place of data.val_files
-    samples: int | None = None  # responses to each question
+    config_dir: Path | None = None  # the folder of a recipe that is not part of gdpo-verl
+    data: Sequence[str] = ()  # files that replace data.val_files
+    samples: int | None = None  # the number of responses to each question
     temperature: float | None = None  # 0 is greedy
-    limit: int | None = None  # ask only so many questions, drawn from all
-    overrides: Sequence[str] = ()  # Hydra's
-    trust: bool = False  # run what a run's configuration and checkpoint hold, whatever it is
+    limit: int | None = None  # the number of questions, drawn from all questions
+    overrides: Sequence[str] = ()  # overrides of Hydra
+    trust: bool = False  # run foreign code that the run's configuration or checkpoint contains
 
 
 def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
-    """Sample and score responses to the questions with verl; return the numbers, also in ``out``.
+    """Sample and score responses to the questions with verl.
+
+    Args:
+      request: the model, the questions and the settings.
+      out: a new directory for the responses and the numbers.
+
+    Returns:
+      the numbers, which are also written to evaluation.json in ``out``.
 
     Raises:
       ValueError, FileNotFoundError, ConnectionError: the model, the data or a setting is wrong.
-      LaunchError: verl failed; says why and where its log is.
+      LaunchError: verl failed; the message gives the reason and the path of the log.
     """
     _check_out(out)
     for option, number in (("--samples", request.samples), ("--limit", request.limit)):
@@ -114,7 +121,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
 
 
 def _count(questions: Sequence[Example], config: DictConfig) -> int | None:
-    """The number of questions that verl asks; None where their files cannot be read here."""
+    """Return the number of questions that verl asks; None if their files cannot be read here."""
     most = int(config.data.get("val_max_samples") or -1)
     if not questions:
         return None
@@ -122,7 +129,7 @@ def _count(questions: Sequence[Example], config: DictConfig) -> int | None:
 
 
 def to_text(numbers: dict[str, Any]) -> str:
-    """The evaluation for a terminal."""
+    """Format an evaluation for a terminal."""
     sampling = numbers["sampling"]
     how = "greedy"
     if sampling["temperature"]:
@@ -143,7 +150,7 @@ def _check_out(out: Path) -> None:
         return
     if not out.is_dir():
         raise ValueError(f"--out: expected a new directory, found the file {out}")
-    # An evaluation that did not finish is started again in its place.
+    # An evaluation that did not finish may be started again in its directory.
     begun = _BEGUN in read_launch(out)
     if any(out.iterdir()) and (not begun or (out / DONE).exists()):
         raise ValueError(
@@ -155,10 +162,11 @@ def _check_out(out: Path) -> None:
 def _configuration(
     request: EvaluationRequest, model: Model, folder: Path
 ) -> tuple[str, Path | None]:
-    """Return the recipe to compose, and its folder: by default the run's own configuration.
+    """Return the recipe to compose, and its folder.
 
-    The run's configuration is copied to `folder`, because Hydra would prefer other files in the
-    run directory to those of gdpo-verl, and without the sections that Hydra itself executes.
+    Without a recipe it is the run's own configuration. This is copied to `folder`, because Hydra
+    would prefer other files of the run directory to those of gdpo-verl. The sections `hydra` and
+    `defaults` are removed, because Hydra itself executes them.
     """
     if request.recipe is not None:
         return request.recipe, request.config_dir
@@ -176,20 +184,22 @@ def _configuration(
 
 
 def _given_overrides(request: EvaluationRequest) -> Iterator[str]:
-    """Return Hydra's overrides as they are given, for a run as for a recipe."""
+    """Yield the user's overrides, adapted to a run's configuration if there is no recipe."""
     for override in request.overrides:
-        # A run's configuration has no `hardware` that Hydra could replace, so it is added.
+        # A run's configuration has no `hardware` that Hydra could replace, so this is added.
         added = request.recipe is None and override.startswith("hardware=")
         yield f"+{override}" if added else override
 
 
 def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
+    """Yield the overrides for the model, the questions and the sampling."""
     yield from NO_STEP
     if model.folder is not None:
         yield f"actor_rollout_ref.model.path={quoted(model.folder)}"
         yield "trainer.resume_mode=disable"
     if model.checkpoint is not None:
-        # The shape is that of the model which the run started from.
+        # The checkpoint contains only weights. The architecture comes from the model with which the
+        # run began.
         path = "actor_rollout_ref.model.path"
         began_with = OmegaConf.select(config_of(model.run), path)
         if began_with is not None:
@@ -206,7 +216,8 @@ def _overrides(request: EvaluationRequest, model: Model) -> Iterator[str]:
         yield f"{sampling}.temperature={request.temperature}"
         yield f"{sampling}.do_sample={str(request.temperature > 0).lower()}"
     if request.limit is not None:
-        # Drawn, because the questions of one source stand together; the same ones each time.
+        # The questions are drawn, because the file lists one data source after the other. The fixed
+        # seed draws the same questions each time.
         yield f"data.val_max_samples={request.limit}"
         yield "data.shuffle=true"
         yield "data.seed=0"
@@ -233,15 +244,15 @@ def _check_workers(config: DictConfig, model: Model) -> None:
 
 
 def _prompts_of_training(model: Model) -> set[str]:
-    """The prompts that a run was trained on, each as one text; none where they are not known."""
+    """Return the prompts on which a run was trained, each as one text; empty if unknown."""
     rows = answers.questions_of(config_of(model.run), "data.train_files")
-    return {chat_text(each.messages) for each in rows}
+    return {chat_text(row.messages) for row in rows}
 
 
 def _seen(
     questions: Sequence[Example], asked: Mapping[str, str], trained_on: set[str]
 ) -> Iterator[str]:
-    """Name the questions that were also trained on, which do not measure a model."""
+    """Yield a caution that names questions of the training data: they do not measure the model."""
     seen = [
         question.place
         for question in questions
@@ -254,7 +265,7 @@ def _seen(
 def _unanswered(
     questions: Sequence[Example], answered: Mapping[str, str], asked: int | None
 ) -> Iterator[str]:
-    """Name the questions without a response, which count in no number."""
+    """Yield a caution that names the questions without a response."""
     distinct = {question.key: question.place for question in questions}
     missing = [place for key, place in distinct.items() if key not in answered]
     if asked is None or asked < len(questions) or not missing:

@@ -14,7 +14,7 @@ PROMPT = "What will 1,000 euros be worth in 10 years at 3% a year, compounded mo
 
 
 def future_value(principal: float, rate: float, years: float, per_year: int) -> float:
-    """Compute what a deposit has grown to; this is the only tool."""
+    """Compute the future value of a deposit; this is the only tool."""
     return float(principal * (1 + rate / per_year) ** (per_year * years))
 
 
@@ -28,8 +28,8 @@ def _answer(arguments: str, *, thought: str = _THOUGHT, end: str = "}}") -> str:
 
 
 GROUND_TRUTH = _answer(_ARGUMENTS)
-# Correct; without a thought; a wrong rate; two arguments too many; one too few; cut off; no call.
-# The second and the third are the pair that the page discusses.
+# In this order: correct; without a thought; with a wrong rate; with two arguments too many; with
+# one too few; cut off; without a call. The page discusses the second and the third response.
 ANSWERS = (
     GROUND_TRUTH,
     _answer(_ARGUMENTS, thought=""),

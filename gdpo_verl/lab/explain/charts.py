@@ -12,7 +12,7 @@ from gdpo_verl.lab.explain.compare import Rollout, tied_pairs
 from gdpo_verl.lab.templates import templates
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
-"""A head and rows."""
+"""The headings of a table, and its rows."""
 
 
 def number(value: float) -> str:

@@ -32,7 +32,7 @@ class Rollout:
 
     Attributes:
       name: its name on the page.
-      rewards: its components as they enter the advantage, in reward units.
+      rewards: its components after conditions, in reward units.
       score: their weighted sum; GRPO sees only this.
       terms: w_k z_k, the terms that GDPO adds.
       grpo: its GRPO advantage.
@@ -75,7 +75,7 @@ def decompose_group(
       highest: the largest value of each reward, for variants that need ranges; the smallest is 0.
 
     Raises:
-      ValueError: as `gdpo_advantages` and `apply_conditions`.
+      ValueError: `gdpo_advantages` or `apply_conditions` would raise it.
     """
     settings = EstimatorSettings(
         weights=weights,
@@ -162,11 +162,11 @@ def count_distinct(components: int, group_size: int) -> Counts:
     ids = torch.arange(len(picked)).repeat_interleave(group_size)
 
     def distinct(advantage: Tensor) -> int:
-        # Sorted, because the order of the rollouts does not matter; rounded, because they are
-        # floats.
+        # The advantages of a group are sorted, because the order of the rollouts does not matter,
+        # and rounded, so that equal advantages are equal numbers.
         groups = advantage.reshape(len(picked), group_size).sort(dim=1).values
         return len(set(map(tuple, groups.round(decimals=9).tolist())))
 
-    found = decompose(rewards, ids, settings=WITHOUT_EPSILON)
-    unscaled = replace(found, settings=replace(WITHOUT_EPSILON, scale=False))
-    return Counts(len(picked), *map(distinct, (found.grpo, unscaled.grpo, found.combined)))
+    scaled = decompose(rewards, ids, settings=WITHOUT_EPSILON)
+    unscaled = replace(scaled, settings=replace(WITHOUT_EPSILON, scale=False))
+    return Counts(len(picked), *map(distinct, (scaled.grpo, unscaled.grpo, scaled.combined)))

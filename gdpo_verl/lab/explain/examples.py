@@ -68,7 +68,7 @@ def score(answer: str) -> list[float]:
     ]
 
 
-# The rewards of the ranking example: name, unit, lowest and highest value, a slider's step.
+# The rewards of the ranking example: name, unit, lowest and highest value, step of the slider.
 RANGES = (
     ("relevance", "NDCG", 0, 1, 0.05),
     ("rating", "stars", 1, 5, 0.1),

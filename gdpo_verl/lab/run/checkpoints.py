@@ -1,10 +1,10 @@
-"""The complete checkpoints of a run, so that it never resumes from one that was cut short.
+"""Find the complete checkpoints of a run, so that it never resumes from an incomplete one.
 
-verl 0.9.1 (verl/trainer/ppo/v1/trainer_base.py, `_save_checkpoint`) writes a file of each kind and
+verl 0.9.1 (verl/trainer/ppo/v1/trainer_base.py, `_save_checkpoint`) writes a file for each kind and
 rank into `global_step_N/actor` (and `critic`), then `data.pt`, then `transfer_queue` in the
-asynchronous modes, and last N into `latest_checkpointed_iteration.txt`. It resumes from what that
-file says without a look at the folder, begins the data anew where `data.pt` is missing, and fails
-on an empty file.
+asynchronous modes. Finally it writes N into `latest_checkpointed_iteration.txt`, the tracker. verl
+resumes from the step in the tracker without checking the folder. If `data.pt` is missing, it starts
+at the beginning of the data, and it fails if a file is empty.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SHARD = re.compile(r"(\w+)_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 class CheckpointError(RuntimeError):
-    """There were checkpoints, and none is complete."""
+    """The error if a run has had checkpoints, and none is complete."""
 
 
 def directory_of(run: Path) -> Path | None:
-    """The directory of a run's checkpoints, as its last start was configured.
+    """Return the directory of a run's checkpoints, from the configuration of its last start.
 
-    None when there was none, or `trainer.resume_mode` is not auto.
+    The result is None if there was no start, or if `trainer.resume_mode` is not auto.
     """
     config = config_of(run)
     resumes = OmegaConf.select(config, "trainer.resume_mode") == "auto"
@@ -39,67 +39,77 @@ def directory_of(run: Path) -> Path | None:
 
 
 def last_complete(directory: Path) -> tuple[int, dict[int, str]]:
-    """Return the step of the newest complete checkpoint, or 0, and the faults of newer ones."""
-    wrong: dict[int, str] = {}
+    """Return the step of the newest complete checkpoint, and the faults of newer ones by step.
+
+    The step is 0 if no checkpoint is complete.
+    """
+    faults: dict[int, str] = {}
     tracker = directory / TRACKER
-    noted = 0
+    last_saved = 0
     if tracker.exists():
-        # verl empties the file before it writes the number, and all else is written by then.
+        # verl empties the tracker before it writes the number. All files of the checkpoint have
+        # been written by then, so that an empty tracker excludes no checkpoint.
         text = tracker.read_text(errors="replace").strip()
-        noted = int(text) if text.isdecimal() else sys.maxsize
+        last_saved = int(text) if text.isdecimal() else sys.maxsize
     names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in directory.glob("*"))
     for step in sorted((int(name[1]) for name in names if name), reverse=True):
         problem = problem_of(directory / f"global_step_{step}")
-        if step > noted:
+        if step > last_saved:
             problem = "its save did not end"
         if problem is None:
-            return step, wrong
-        wrong[step] = problem
-    return 0, wrong
+            return step, faults
+        faults[step] = problem
+    return 0, faults
 
 
 def select_checkpoint(directory: Path) -> tuple[int, list[str]]:
     """Make verl resume from the newest complete checkpoint.
 
-    Those newer than it are renamed to `global_step_N.incomplete`, so that a later save of the
-    same step is never taken together with leftover files.
+    Newer checkpoints are renamed to `global_step_N.incomplete`, so that a later save of the same
+    step is not mixed with old files.
 
     Returns:
-      The step from which verl will resume, 0 for the beginning; and a sentence for each
-      checkpoint that was skipped.
+      the step from which verl will resume, 0 for the beginning, and a sentence for each checkpoint
+      that was skipped.
 
     Raises:
       CheckpointError: a save was completed once, but no checkpoint is complete now.
     """
-    step, wrong = require_complete(directory)
+    step, faults = require_complete(directory)
     tracker = directory / TRACKER
-    said = []
-    for number, problem in wrong.items():
+    sentences = []
+    for number, problem in faults.items():
         folder = directory / f"global_step_{number}"
         aside = folder.with_name(f"{folder.name}.incomplete")
         shutil.rmtree(aside, ignore_errors=True)  # from an earlier failure at this step
         folder.rename(aside)
-        said.append(f"{folder.name} was cut short and is skipped: {problem} (now {aside.name})")
+        sentences.append(
+            f"{folder.name} was cut short and is skipped: {problem} (now {aside.name})"
+        )
     if step:
         write_text(tracker, str(step))
-    return step, said
+    return step, sentences
 
 
 def require_complete(directory: Path) -> tuple[int, dict[int, str]]:
-    """Return `last_complete` and change nothing; raise what `select_checkpoint` raises."""
-    step, wrong = last_complete(directory)
+    """Return the result of `last_complete`, without changing any file.
+
+    Raises:
+      CheckpointError: as for `select_checkpoint`.
+    """
+    step, faults = last_complete(directory)
     if not step and (directory / TRACKER).exists():
-        faults = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
+        texts = [f"global_step_{number}: {problem}" for number, problem in faults.items()]
         raise CheckpointError(
-            f"{directory}: no checkpoint is complete ({'; '.join(faults) or 'there is none'}), but "
+            f"{directory}: no checkpoint is complete ({'; '.join(texts) or 'there is none'}), but "
             f"{TRACKER} says that there was one. Restore it, or remove {directory} to start from "
             "the beginning"
         )
-    return step, wrong
+    return step, faults
 
 
 def world_size(checkpoint: Path) -> int | None:
-    """The number of workers that wrote a checkpoint; None without FSDP's."""
+    """Return the number of workers that wrote a checkpoint; None if it has no FSDP shards."""
     shards = _shards(checkpoint / "actor")
     return shards[0][1] if shards else None
 
@@ -108,12 +118,14 @@ def problem_of(checkpoint: Path) -> str | None:
     """Describe the first fault of a checkpoint, a folder `global_step_N`; None if there is none."""
     folders = [checkpoint / "actor", *checkpoint.glob("critic")]
     for folder in folders:
-        # Other engines' files have other names; that verl noted the step has to do.
+        # Files of other engines have other names and cannot be checked here. Their checkpoint
+        # counts as complete if the tracker has its step.
         others = folder.is_dir() and any(folder.iterdir()) and not _shards(folder)
         problem = None if others else _shards_problem(folder)
         if problem is not None:
             return problem
-    # torch writes a zip archive, whose directory is at its end.
+    # torch writes a zip archive. Its directory is at the end, so that it is missing in an
+    # incomplete file.
     if not zipfile.is_zipfile(checkpoint / "data.pt"):
         return "data.pt, the place in the data, is missing or cut short"
     return None
@@ -122,7 +134,7 @@ def problem_of(checkpoint: Path) -> str | None:
 def _shards_problem(folder: Path) -> str | None:
     """Describe the first fault of the FSDP shards in `actor` or `critic`; None if there is none.
 
-    Parts that were not saved (`checkpoint.save_contents`) are no fault, but for the model.
+    Parts that `checkpoint.save_contents` excludes may be missing, except the model.
     """
     shards = _shards(folder)
     if not shards:
@@ -142,6 +154,6 @@ def _shards_problem(folder: Path) -> str | None:
 
 
 def _shards(folder: Path) -> list[tuple[str, int]]:
-    """The part of each shard (model, optim, extra_state) and its number of workers."""
+    """Return, for each shard, its part (model, optim or extra_state) and the number of workers."""
     shards = (_SHARD.fullmatch(file.name) for file in folder.glob("*.pt"))
     return [(shard[1], int(shard[2])) for shard in shards if shard]

@@ -1,4 +1,4 @@
-"""A run directory: one process trains in it at a time, and every start learns the same."""
+"""Guard a run directory: only one process trains in it, and every start continues the same run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ DIGEST_BYTES = 64 << 20
 
 
 class RunDirectoryError(RuntimeError):
-    """Another process trains in the directory, or it holds a run that learns something else."""
+    """The error if another process trains in the directory, or if it contains another run."""
 
 
 @contextlib.contextmanager
 def lock_run(
     run: Path, recipe: str, config: DictConfig, *, accept_changed_files: bool = False
 ) -> Iterator[TextIO]:
-    """Make the run directory if it is missing, and lock it; yield the locked file.
+    """Create the run directory if it does not exist, and lock it; yield the locked file.
 
     Raises:
-      RunDirectoryError: a process still trains there, or `check_start` rejects this start.
+      RunDirectoryError: another process trains there, or `check_start` rejects this start.
     """
     run.mkdir(parents=True, exist_ok=True)
     with locked(run) as lock:
@@ -46,16 +46,19 @@ def lock_run(
 def check_start(
     run: Path, recipe: str, config: DictConfig, *, accept_changed_files: bool = False
 ) -> dict[str, Any]:
-    """Reject a start that would not continue the run in the directory; write nothing.
+    """Reject a start that would not continue the run in the directory. Nothing is written.
 
     Args:
+      run: the run directory.
+      recipe: the name of the recipe.
+      config: the configuration of this start.
       accept_changed_files: resume although the data, policy, reward file or gdpo-verl changed.
 
     Returns:
-      The record of this start for launch.json.
+      the record of this start for launch.json.
 
     Raises:
-      RunDirectoryError: what decides what is learned differs from the last start.
+      RunDirectoryError: settings or files that decide what is learned differ from the last start.
     """
     before = read_launch(run)
     start = {"recipe": recipe, "version": __version__, "contents": _contents(config)}
@@ -76,9 +79,10 @@ def check_start(
 
 @contextlib.contextmanager
 def locked(run: Path) -> Iterator[TextIO]:
-    """Lock the directory itself, whatever is in it; raise `RunDirectoryError` if it is locked.
+    """Lock a directory, whatever it contains; yield the locked file.
 
-    Yields the locked file.
+    Raises:
+      RunDirectoryError: another process has locked the directory.
     """
     with (run / layout.LOCK).open("a") as lock:
         try:
@@ -98,25 +102,27 @@ def is_finished(run: Path, config: DictConfig) -> bool:
     if before is None:
         return True
     now = config.trainer
-    did = before.total_training_steps
-    steps = now.total_training_steps
-    # A run by epochs has as many steps as verl makes of its data.
-    if None in (did, steps):
-        return bool(did == steps and now.total_epochs <= before.total_epochs)
-    return bool(steps <= did)
+    steps_before = before.total_training_steps
+    steps_now = now.total_training_steps
+    # Without a number of steps, the number of epochs decides.
+    if None in (steps_before, steps_now):
+        return bool(steps_before == steps_now and now.total_epochs <= before.total_epochs)
+    return bool(steps_now <= steps_before)
 
 
 def _changed_files(before: dict[str, Any], start: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each file, and for the version, that differs from the last start."""
     if before.get("version", __version__) != __version__:
         yield f"version: {before['version']!r}, not {__version__!r}"
-    held = before.get("contents", {})
+    digests_before = before.get("contents", {})
     for name, digest in start["contents"].items():
-        # Another path is a difference in the configuration.
-        if held.get(name, digest) != digest:
+        # A new path has no earlier digest; it is reported as a changed setting.
+        if digests_before.get(name, digest) != digest:
             yield f"{name} holds something else than when the run began"
 
 
 def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
+    """Yield a sentence for each setting that decides what is learned and that has changed."""
     before = config_of(run)
     if not before:
         if (run / layout.CHECKPOINTS / checkpoints.TRACKER).exists():
@@ -142,7 +148,10 @@ def _changed_settings(run: Path, config: DictConfig) -> Iterator[str]:
 
 
 def _contents(config: DictConfig) -> dict[str, str]:
-    """Return digests of the local files and folders that a run learns from, by key and path."""
+    """Return digests of the local files and folders that decide what a run learns.
+
+    They are listed by configuration key and path.
+    """
     return {
         f"{key}={path}": _digest(path)
         for key in SOURCES
@@ -152,6 +161,7 @@ def _contents(config: DictConfig) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
+    """Return a digest of a file, or of the weights in a folder."""
     files = [path]
     if path.is_dir():
         files = sorted(path.rglob("*.safetensors"))

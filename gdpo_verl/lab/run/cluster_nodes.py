@@ -1,8 +1,8 @@
-"""Ask the nodes of a Ray cluster whether a run would find its software and files there.
+"""Check whether every node of a Ray cluster has the software and the files of a run.
 
-`gdpo_verl.lab.run.submit` sends this one file with the job, and it runs there before the training:
-``python3 -m cluster_nodes EXPECTED [KEY=PATH ...]``. So it imports nothing of gdpo-verl, which may
-be missing.
+`gdpo_verl.lab.run.submit` sends this file with the job. The job runs it before the training:
+``python3 -m cluster_nodes EXPECTED [KEY=PATH ...]``. The file imports nothing of gdpo-verl, because
+gdpo-verl may be missing on the node.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-# Importing verl takes seconds, and longer from a network file system.
+# Importing verl takes seconds, or longer from a network file system.
 TIMEOUT_SECONDS = 300.0
 
 
 def inspect_node(files: Sequence[str] = ()) -> dict[str, Any]:
-    """Look for the software of a run and its files, KEY=PATH each, on this node.
+    """Look for the software and the files of a run on this node.
+
+    Args:
+      files: the files, each as KEY=PATH.
 
     Returns:
-      "gdpo-verl" and "verl": versions, None = missing; "loaded": whether verl has the plug-in;
-      "absent": those of the files that are not there.
+      a dict with "gdpo-verl" and "verl", their versions or None if missing; "loaded", True if verl
+      has loaded the plug-in; "absent", the files that do not exist.
     """
     software: dict[str, Any] = {name: installed_version(name) for name in ("gdpo-verl", "verl")}
     software["absent"] = [file for file in files if not os.path.exists(file.partition("=")[2])]
     software["loaded"] = False
     if software["verl"]:
-        import verl  # noqa: F401  it loads its plug-ins, or passes over one that raises
+        import verl  # noqa: F401  loads its plug-ins, and skips a plug-in that raises an error
 
         software["loaded"] = "gdpo_verl.plugin.entry" in sys.modules
     return software
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a package, None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -44,31 +47,31 @@ def installed_version(name: str) -> str | None:
 
 
 def problems(software: Mapping[str, Any], expected: str, verl: str | None) -> list[str]:
-    """List what is wrong with one node, each with its remedy.
+    """List the problems of one node, each with its remedy.
 
     Args:
-      software: what `inspect_node` returned there, or {"error": why it did not}.
-      expected: the version of gdpo-verl that the job was submitted with.
+      software: the result of `inspect_node` on that node, or {"error": reason} if it failed.
+      expected: the version of gdpo-verl with which the job was submitted.
       verl: the version of verl on the driver's node, which all nodes should have.
     """
     if "error" in software:
         return [f"could not be asked: {software['error']}"]
-    its_verl = software["verl"]
-    ours = software["gdpo-verl"]
+    verl_version = software["verl"]
+    own_version = software["gdpo-verl"]
     wrong = []
-    if not its_verl:
+    if not verl_version:
         wrong.append("verl is missing. Install it there, or start the node from verl's image")
-    elif verl and its_verl != verl:
+    elif verl and verl_version != verl:
         wrong.append(
-            f"verl {its_verl}, expected {verl} as on the driver's node. Install the same on all "
-            "nodes"
+            f"verl {verl_version}, expected {verl} as on the driver's node. Install the same on "
+            "all nodes"
         )
-    if ours != expected:
+    if own_version != expected:
         wrong.append(
-            f"gdpo-verl {ours or 'is missing'}, expected {expected}. Install that version there, "
-            "or submit with --upload"
+            f"gdpo-verl {own_version or 'is missing'}, expected {expected}. Install that version "
+            "there, or submit with --upload"
         )
-    elif its_verl and not software["loaded"]:
+    elif verl_version and not software["loaded"]:
         wrong.append(
             "verl does not load gdpo-verl's plug-in. Run `gdpo-verl doctor` there, and leave "
             "VERL_USE_EXTERNAL_PLUGINS unset or 'auto'"
@@ -82,13 +85,19 @@ def problems(software: Mapping[str, Any], expected: str, verl: str | None) -> li
 
 
 def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what `inspect_node` finds on each of the nodes, which have these ids."""
+    """Return the result of `inspect_node` on each node, by the node's id.
+
+    Args:
+      nodes: the ids of the nodes.
+      files: the files of the run, each as KEY=PATH.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     pending = {}
     for node in nodes:
-        # Without a CPU, because a busy node would not reply; and never on another node instead.
+        # The task reserves no CPU, because otherwise a busy node would not reply. Without `soft` it
+        # never runs on another node.
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(inspect_node).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
         pending[node] = task.remote(list(files))
@@ -98,14 +107,14 @@ def check_nodes(nodes: Sequence[str], files: Sequence[str]) -> dict[str, dict[st
         try:
             by_node[name] = ray.get(answer, timeout=0)
         except Exception as error:
-            # The last line of a task's traceback is what was raised there.
+            # The last line of a task's traceback names the error.
             reason = str(error).strip().rpartition("\n")[2]
             by_node[name] = {"error": f"{type(error).__name__}: {reason}"}
     return by_node
 
 
 def main(expected: str, *files: str) -> int:
-    """Print a line for each node; return 1 when the cluster is rejected."""
+    """Check all nodes, and print a line for each; return 1 if the cluster is rejected."""
     try:
         import ray
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
 """Start a run in its run directory and show its progress.
 
-`gdpo_verl.lab.rundir.layout` names its files. A later start may change the settings in
-`gdpo_verl.lab.run.composition.NOT_SCIENCE`; any other change is rejected with an error.
+`gdpo_verl.lab.rundir.layout` lists the files of the directory. A later start may change the
+settings in `gdpo_verl.lab.run.composition.NOT_SCIENCE`. Any other change is rejected with an error.
 """
 
 from __future__ import annotations
@@ -39,19 +39,22 @@ from gdpo_verl.lab.rundir.metrics import (
 from gdpo_verl.upstream.loopback import variables_for
 from gdpo_verl.upstream.model import check_model, joins_cluster
 
+# Numbers that the recipes give for one node, and that verl reads for all nodes together.
 _PER_NODE = (
     "reward.num_workers",
     "actor_rollout_ref.rollout.agent.num_workers",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
 )
-# A step of a large model with its validation takes a part of it.
+# A run without a logged step for this time counts as hanging. Even a step of a large model with its
+# validation takes less.
 HANG_SECONDS = 7200.0
-# verl looks for them in this directory, which is right in a clone alone.
+# Files of the recipes that verl looks up in the working directory. They are there only if this is
+# the top of a clone.
 _OUR_FILES = (
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path",
 )
-# The beginning of a failure that another start would repeat.
+# The beginning of the text of a failure that would happen again at the next start.
 _REJECTED = "the run was rejected before Ray started: "
 _ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
@@ -70,26 +73,24 @@ def train(
     config_dir: Path | None = None,
     accept_changed_files: bool = False,
 ) -> None:
-    """Train until the last step; do nothing when the run in `run` has completed it.
+    """Train until the last step; do nothing if the run has already reached it.
 
-    A run that was interrupted resumes from its last complete checkpoint, at the same place in the
-    data.
+    An interrupted run resumes from its last complete checkpoint, at the same place in the data.
 
     Args:
-      recipe: its name, for example "toolbox/gdpo".
-      run: the directory, made when it is missing.
-      overrides: Hydra's, as for ``python -m verl.trainer.main_ppo``.
-      retries: how often a run that failed is started again. After two starts in a row without a
-        new step it is not.
-      hang_after: seconds without a logged step or validation, after which the run is ended
-        because it hangs.
-      config_dir: where the recipe is; default: the recipes of gdpo-verl.
+      recipe: the name of the recipe, for example "toolbox/gdpo".
+      run: the run directory; it is created if it does not exist.
+      overrides: overrides of Hydra, as for ``python -m verl.trainer.main_ppo``.
+      retries: the number of times that a failed run is started again. After two starts in a row
+        without a new step, it is not started again.
+      hang_after: the run is ended if it logs no step and no validation for this many seconds.
+      config_dir: the folder of the recipe; by default the recipes of gdpo-verl.
       accept_changed_files: resume although the data, policy, reward file or gdpo-verl changed.
 
     Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
-      RunDirectoryError: `run` holds a run that learns something else, or that is still trained.
-      LaunchError: the run failed; says why and where its log is.
+      RecipeError: there is no such recipe, or its configuration cannot be composed.
+      RunDirectoryError: `run` contains a run with other settings, or a run that is still training.
+      LaunchError: the run failed; the message gives the reason and the path of the log.
       ValueError: this machine lacks the model, the data, the devices or the memory.
       CheckpointError: `run` has had checkpoints, and none is complete.
     """
@@ -101,7 +102,8 @@ def train(
             print_status(f"{recipe}: {_finished(run, config)}")
             return
         if not joins_cluster(config):
-            # Before there is a config.yaml, which another path would not fit.
+            # These checks come before config.yaml is written: the user may correct a path, which
+            # would then differ from the path in config.yaml.
             check_model(config)
             preflight.check_machine(config)
             if config.trainer.device == "cpu":
@@ -111,7 +113,7 @@ def train(
         stalled = False
         for left in range(max(retries, 0), -1, -1):
             start = _resume_step(recipe, run)
-            set_aside_metrics(run)  # verl would write over the steps of earlier starts
+            set_aside_metrics(run)  # verl would overwrite the steps of earlier starts
             try:
                 failure = _run(driver, recipe, run, config, lock, hang_after)
             except KeyboardInterrupt:
@@ -122,11 +124,12 @@ def train(
                 _require_last_step(recipe, config, reached)
                 (run / layout.DONE).touch()
                 return
-            # One start that gets no further may be bad luck; a second would fail for ever.
+            # One start without a new step may be bad luck. After a second one, further starts would
+            # fail as well.
             advanced = reached > max(furthest, start)
             if not left or (stalled and not advanced) or failure.startswith(_REJECTED):
                 if not reached and not (run / layout.ROLLOUTS).exists():
-                    # Nothing was learned: the next start may correct any setting.
+                    # No step was trained, so that the next start may change any setting.
                     (run / layout.LAUNCH).unlink(missing_ok=True)
                     (run / layout.CONFIG).unlink(missing_ok=True)
                 raise LaunchError(_explain(recipe, run, failure, retries - left))
@@ -143,14 +146,14 @@ def answer(
     label: str,
     about: Mapping[str, Any],
 ) -> None:
-    """Have verl sample responses to the prompts of data.val_files: a run of zero steps.
+    """Let verl sample responses to the prompts of data.val_files, in a run of zero steps.
 
     Args:
-      config: as `composed` has it, with `trainer.val_only`.
-      driver: its `command`.
+      config: the result of `composed`, with `trainer.val_only`.
+      driver: the result of `command` for this configuration.
       run: the directory for config.yaml, train.log and validation/STEP.jsonl.
       label: the name on the line of progress.
-      about: for launch.json, in addition to the version.
+      about: entries of launch.json in addition to the version.
 
     Raises:
       RunDirectoryError, LaunchError, ValueError: as for `train`.
@@ -163,7 +166,7 @@ def answer(
     with claim.locked(run) as lock:
         start = {**about, "version": gdpo_verl.__version__}
         write_text(run / layout.LAUNCH, json.dumps(start, indent=1))
-        # It never counts as hanging: one step may take hours.
+        # An evaluation never counts as hanging, because it logs only at its end, after hours.
         failure = _run(driver, label, run, config, lock, math.inf)
         if failure is not None:
             raise LaunchError(f"{label}: {failure}\nIts log: {run / layout.LOG}")
@@ -171,14 +174,18 @@ def answer(
 
 
 def environment_of(run: Path, config: DictConfig) -> dict[str, str]:
-    """Return the driver's environment; the hardware recipe chooses the platform of its workers."""
+    """Return the environment of verl's driver.
+
+    The hardware recipe chooses the platform, for the driver and for its workers.
+    """
     environment = {"RAY_USAGE_STATS_ENABLED": "0", **variables_for(config), **os.environ}
-    # Container images often set it; then each of verl's processes compiles all that it imports.
+    # Container images often set this variable. Then each process of verl compiles all modules that
+    # it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     platform = preflight.platform_of(config)
     if platform:
         environment["VERL_PLATFORM"] = platform
-    # vLLM would compile FlashInfer's sampler, for which many machines lack a compiler.
+    # By default vLLM compiles FlashInfer's sampler, for which many machines lack a compiler.
     if config.trainer.get("device") == "cuda" and not importlib.util.find_spec(
         "flashinfer_jit_cache"
     ):
@@ -194,7 +201,7 @@ def _run(
     lock: TextIO,
     hang_after: float,
 ) -> str | None:
-    """Run the driver to its end; return why the run failed, or None."""
+    """Run the driver to its end; return the reason for a failure, or None."""
     logged_at = time.monotonic()
     logged_bytes = 0
     metrics = run / layout.METRICS
@@ -212,7 +219,8 @@ def _run(
         )
 
     def runs_on() -> bool:
-        # A file's time follows the clock of the machine, which may be set.
+        # The size of the file is compared and not its modification time, because the clock of the
+        # machine may be set during the run.
         nonlocal logged_at, logged_bytes
         size = metrics.stat().st_size if metrics.exists() else 0
         if size != logged_bytes:
@@ -226,9 +234,9 @@ def _run(
             follow(run, total_steps=steps, is_alive=runs_on, label=label)
             hangs = driver.poll() is None
         finally:
-            processes.terminate(driver)  # one that has ended may have left workers
+            processes.terminate(driver)  # a driver that has ended may have left workers
     if hangs:
-        # No other message reports a process that runs and does nothing.
+        # The log contains no message about a process that runs without doing anything.
         minutes = f"{hang_after / 60:g} minutes"
         return f"the run hangs: no step was logged for {minutes} (--hang-after)"
     with (run / layout.LOG).open("rb") as printed:
@@ -237,6 +245,7 @@ def _run(
 
 
 def _failure(log: str, pid: int, status: int) -> str | None:
+    """Return the reason for a failure, from the log and the driver's return code; None for 0."""
     if status == 0:
         return None
     death = describe_driver_death(pid, status) or describe_log(log)
@@ -245,13 +254,13 @@ def _failure(log: str, pid: int, status: int) -> str | None:
         return _REJECTED + reason
     text = death or f"verl ended with status {status}"
     if not death or ("engine died" in death and "killed by" not in death):
-        text += f": {reason}"  # an engine that was not killed has printed its error
+        text += f": {reason}"  # an engine that was not killed has logged its error
     remedy = memory.remedy_for(plain(log))
     return f"{text}\nMemory ran out: {remedy}." if remedy else text
 
 
 def _resume_step(recipe: str, run: Path) -> int:
-    """Choose the checkpoint that verl resumes from; return its step, 0 for the beginning."""
+    """Choose the checkpoint from which verl resumes; return its step, 0 for the beginning."""
     saved = checkpoints.directory_of(run)
     step, skipped = checkpoints.select_checkpoint(saved) if saved else (0, [])
     for sentence in skipped:
@@ -263,7 +272,7 @@ def _resume_step(recipe: str, run: Path) -> int:
 
 
 def _last_step(run: Path) -> int:
-    """The last step that was trained since the metrics were set aside."""
+    """Return the last step that this start has trained; 0 if there is none."""
     metrics = run / layout.METRICS
     lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     records = filter(None, map(parse_metrics_line, lines))
@@ -280,7 +289,10 @@ def _finished(run: Path, config: DictConfig) -> str:
 
 
 def _require_last_step(recipe: str, config: DictConfig, reached: int) -> None:
-    """Reject the end of a run before its last step: verl ends after its epochs without an error."""
+    """Raise LaunchError if verl has ended before the last step.
+
+    verl ends without an error when its epochs are over.
+    """
     trainer = config.trainer
     steps = trainer.total_training_steps or 0
     counted = "file" in listed(trainer.logger) and not trainer.get("val_only")
@@ -317,10 +329,13 @@ def print_status(text: str) -> None:
 def composed(
     recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
 ) -> tuple[DictConfig, list[str]]:
-    """Return the configuration with which `train` starts verl's driver, and all its overrides.
+    """Return the configuration with which `train` starts verl's driver, and all overrides.
 
-    Overrides that follow from the machines come before the given ones, which take precedence.
-    Raises what `train` raises before it writes anything.
+    Overrides that follow from the machine come first, so that the user's overrides take precedence.
+
+    Raises:
+      RecipeError: there is no such recipe, or its configuration cannot be composed.
+      ValueError: this machine lacks the devices or the memory.
     """
     paths = _path_overrides(run.resolve())
     config = compose(recipe, [*paths, *overrides], config_dir)
@@ -330,7 +345,8 @@ def composed(
         if not joins_cluster(config):
             chosen |= cpu_settings.choose_settings(config)
     elif importlib.util.find_spec("flash_attn"):
-        # It looks at the rows of a pack one by one; sdpa computes a dense mask over all of it.
+        # flash_attn computes the attention of packed responses one by one. sdpa would compute a
+        # dense mask over the whole pack.
         attention = "actor_rollout_ref.model.override_config.attn_implementation"
         chosen[attention] = "flash_attention_2"
     for key in _OUR_FILES:
@@ -341,7 +357,7 @@ def composed(
     if config.trainer.nnodes > 1:
         for key in _PER_NODE:
             of_one_node = OmegaConf.select(config, key)
-            if of_one_node is not None:  # else verl chooses for all of them
+            if of_one_node is not None:  # if it is None, verl chooses the number for all nodes
                 chosen[key] = of_one_node * config.trainer.nnodes
     added = [f"++{key}={value}" for key, value in chosen.items() if key not in overridden]
     complete = [*added, *overrides]
@@ -353,7 +369,7 @@ def composed(
 def command(
     recipe: str, run: Path, overrides: Sequence[str], config_dir: Path | None = None
 ) -> list[str]:
-    """Return verl's own command, as `train` runs it."""
+    """Return the command line of verl's driver, as `train` runs it."""
     words = [sys.executable, "-m", "verl.trainer.main_ppo"]
     words += ["--config-dir", str(config_dir or recipes_directory())]
     words += ["--config-name", recipe]
@@ -368,16 +384,16 @@ def _path_overrides(run: Path) -> list[str]:
         f"trainer.rollout_data_dir={quoted(run / layout.ROLLOUTS)}",
         f"trainer.validation_data_dir={quoted(run / layout.VALIDATION)}",
         f"hydra.run.dir={quoted(run)}",
-        "hydra.output_subdir=null",  # Hydra's config.yaml would be cut short on a full disk
+        "hydra.output_subdir=null",  # Hydra would write an incomplete config.yaml on a full disk
     ]
 
 
 def _reason(log: str) -> str:
-    """Return the last error in what this start printed."""
+    """Return the last error in the log of this start; without an error, the last line."""
     lines = plain(log).splitlines()
     for line, following in reversed([*itertools.pairwise([*lines, ""])]):
         match = _ERROR.fullmatch(line.strip())
         if match and "RayTaskError" not in match[1]:
-            # Hydra's has its cause on the next line.
+            # An error of Hydra has its cause on the next line.
             return f"{match[1]} {following.strip()}" if match[1].endswith(":") else match[1]
     return lines[-1] if lines else "it printed nothing"

@@ -1,7 +1,7 @@
-"""The memory that a run needs at least, for information, and what to lower when it runs out.
+"""Estimate the memory that a run needs at least, and name remedies when memory runs out.
 
-Nobody has compared these numbers with a GPU, and activations, fragments and the engines' buffers
-come on top: no run may be rejected because of them.
+The numbers are only information, and no run may be rejected because of them. They have not been
+compared with the use of a GPU, and activations, fragmentation and the engines' buffers come on top.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def load_shape(model: Any) -> Shape | None:
-    """The sizes of verl's ``actor_rollout_ref.model`` by its configuration; None without one."""
+    """Return the sizes of verl's ``actor_rollout_ref.model``; None without its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -58,33 +58,33 @@ def load_shape(model: Any) -> Shape | None:
         if not has_configuration(model.path):
             return None
         architecture = AutoConfig.from_pretrained(model.path, trust_remote_code=remote_code)
-        with torch.device("meta"):  # counted, not made
+        with torch.device("meta"):  # the weights are counted without being allocated
             empty = AutoModelForCausalLM.from_config(architecture, trust_remote_code=remote_code)
         weights = sum(parameter.numel() for parameter in empty.parameters())
         return Shape(weights, architecture.get_text_config().vocab_size)
     except Exception:
-        return None  # whether the model can be loaded at all is verl's to say
+        return None  # verl itself reports a model that cannot be loaded
 
 
 def needs(config: Any, shape: Shape) -> Iterator[tuple[str, float]]:
-    """Yield the largest things that each device holds under verl's configuration, with bytes."""
+    """Yield the largest tensors that each device stores under verl's configuration, with bytes."""
     model, actor, rollout = (config.actor_rollout_ref[key] for key in ("model", "actor", "rollout"))
     if actor.strategy in ("fsdp", "fsdp2"):
         fsdp = actor.fsdp_config
         devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        # -1 is verl's word for all devices.
+        # The size -1 means all devices.
         shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < devices else devices
         size = 0 if fsdp.offload_policy else _bytes(fsdp.model_dtype or "fp32")
-        own = shape.weights * size / shards
-        yield f"weights in {shards} shard(s){_between_uses(fsdp.param_offload)}", own
+        shard = shape.weights * size / shards
+        yield f"weights in {shards} shard(s){_between_uses(fsdp.param_offload)}", shard
         if not is_lora(config):
-            yield "their gradients in an update", own
-            yield f"the optimizer's two moments{_between_uses(fsdp.optimizer_offload)}", 2 * own
+            yield "their gradients in an update", shard
+            yield f"the optimizer's two moments{_between_uses(fsdp.optimizer_offload)}", 2 * shard
     parts = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
     if not rollout.quantization:
         size = shape.weights * _bytes(rollout.dtype)
         yield f"{rollout.name}'s copy of the weights in {parts} part(s)", size / parts
-    # Without dynamic batches a micro-batch is a number of rows, the longest of which counts.
+    # Without dynamic batches a micro-batch is a number of rows, each padded to the longest.
     unit = "max_token_len"
     tokens_a_unit = 1
     if not actor.use_dynamic_bsz:
@@ -104,12 +104,12 @@ def _between_uses(offloaded: bool) -> str:
 
 
 def _bytes(dtype: str) -> int:
-    """Bytes of one weight; unknown names, `auto` among them, count as half precision."""
+    """Return the bytes of one weight; unknown names, such as `auto`, count as half precision."""
     return 4 if dtype in ("fp32", "float32", "float") else 2
 
 
 def remedy_for(error: str) -> str | None:
-    """Name the key to lower, for the words in which torch, vLLM or Ray ran out of memory.
+    """Return the remedy for an error of torch, vLLM or Ray about memory; None for other errors.
 
     >>> remedy_for("torch.OutOfMemoryError: CUDA out of memory. Tried to …")[:55]
     'lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu'

@@ -1,4 +1,4 @@
-"""Reject a run that this machine cannot train, before anything is started on it."""
+"""Reject a run that this machine cannot train, before anything is started."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from gdpo_verl.lab.text import install_vllm
 
 
 def platform_of(config: Any) -> str | None:
-    """verl's platform, by this process's variable, else by that of the workers."""
-    # verl writes trainer.device from what it finds itself; a platform is chosen by variable.
+    """Return verl's platform, from the environment of this process, else from that of the workers.
+
+    verl itself sets trainer.device from the devices that it finds. A platform is chosen only by the
+    environment variable VERL_PLATFORM.
+    """
     of_workers = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
     return os.environ.get("VERL_PLATFORM") or OmegaConf.select(config, of_workers)
 
 
 def check_machine(config: Any) -> None:
-    """Reject devices, a rollout engine or files that this machine does not have.
+    """Reject a configuration whose devices, rollout engine or files this machine does not have.
 
     Raises:
-      ValueError: names the configuration key in full and the remedy.
+      ValueError: something is missing; the message names the configuration key and the remedy.
     """
     platform = platform_of(config)
     devices = config.trainer.n_gpus_per_node
@@ -49,6 +52,7 @@ def check_machine(config: Any) -> None:
 
 
 def _check_logical_devices(config: Any) -> None:
+    """Reject a run without a GPU for which Ray would have too few logical devices."""
     devices = config.trainer.n_gpus_per_node
     logical = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
     if logical is None:
@@ -66,15 +70,18 @@ def _check_logical_devices(config: Any) -> None:
 
 
 def check_data_files(data: Any, *keys: str) -> None:
-    """Reject files of verl's ``data`` that do not exist here, hold no row, or hold no messages.
+    """Reject files of verl's ``data`` that do not exist, have no rows, or have no messages.
 
-    By default those of the training and of the validation; else those of `keys`.
+    Args:
+      data: the node `data` of verl's configuration.
+      keys: the keys to check; by default train_files and val_files.
 
     Raises:
-      ValueError: names the key, the file and the command that writes it.
+      ValueError: a file is wrong; the message names the key, the file and the command that writes
+        the file.
     """
     if (data.get("custom_cls") or {}).get("path"):
-        return  # what its files are is that class's business
+        return  # a data set of the user's own class may have other files
     for key in keys or ("train_files", "val_files"):
         for path in listed(data.get(key)):
             local = os.path.expanduser(path)
@@ -95,16 +102,17 @@ def check_data_files(data: Any, *keys: str) -> None:
 
 
 def _has_rows(path: str) -> bool:
+    """Return whether a file has rows; a file that is no Parquet only has to be nonempty."""
     import pyarrow.parquet as pq
 
-    with contextlib.suppress(OSError, ValueError):  # of another kind; verl will say so
+    with contextlib.suppress(OSError, ValueError):  # verl reports a file of another kind
         if path.endswith(".parquet"):
             return bool(pq.read_metadata(path).num_rows)
     return not os.path.isfile(path) or os.path.getsize(path) > 0
 
 
 def _check_prompt(file: str, column: str, key: str, path: str) -> None:
-    """Reject a file whose first prompt is no list of messages, which verl's data set reads."""
+    """Reject a file whose first prompt is no list of messages, as verl's data set needs."""
     import pyarrow.json
     import pyarrow.parquet as pq
 
@@ -114,7 +122,7 @@ def _check_prompt(file: str, column: str, key: str, path: str) -> None:
         else:
             batch = pyarrow.json.open_json(file).read_next_batch()
         prompt = batch.column(column)[0].as_py()
-    except (OSError, ValueError, LookupError):  # of another kind; verl will say so
+    except (OSError, ValueError, LookupError):  # verl reports a file of another kind
         return
     first = prompt[0] if prompt and isinstance(prompt, list) else None
     if isinstance(first, dict) and {"role", "content"} <= first.keys():

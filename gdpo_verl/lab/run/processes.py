@@ -1,4 +1,4 @@
-"""End a driver and everything that it started."""
+"""End verl's driver and all processes that it started."""
 
 from __future__ import annotations
 
@@ -15,30 +15,37 @@ GRACE_SECONDS = 20.0
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the run on SIGTERM or a closed terminal as on Ctrl-C, but not under nohup."""
+    """Turn SIGTERM and SIGHUP (a closed terminal) into KeyboardInterrupt, as Ctrl-C does.
+
+    A signal that is ignored stays ignored, for example SIGHUP under nohup.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGHUP)}
-    for sign, handler in before.items():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
         if handler != signal.SIG_IGN:
-            signal.signal(sign, interrupt)
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def terminate(driver: subprocess.Popen[bytes]) -> None:
-    """End a driver, which leads a session, as Ctrl-C would, and then the processes that it left."""
+    """End a driver as Ctrl-C would, and then kill the processes that it left.
+
+    The driver must be the leader of a session, to which all its processes belong.
+    """
     if driver.poll() is None:
         os.killpg(driver.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             driver.wait(GRACE_SECONDS)
-    # Without a driver, Ray's agents live on for a minute, and vLLM's processes until they notice.
-    deadline = time.monotonic() + GRACE_SECONDS  # one that waits for a disk cannot be killed
+    # After the end of the driver, Ray's agents live for another minute, and vLLM's processes live
+    # until they notice the end.
+    deadline = time.monotonic() + GRACE_SECONDS  # a process that waits for a disk cannot be killed
     left = _session(driver.pid)
     while left and time.monotonic() < deadline:
         for pid in left:
@@ -53,12 +60,13 @@ def terminate(driver: subprocess.Popen[bytes]) -> None:
 def _session(leader: int) -> list[int]:
     """Return the processes of a session, without zombies.
 
-    No other session gets its number while one of them is there.
+    The kernel gives the number of the session to no other session while one of them exists.
     """
     processes = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            # proc(5): after the name, which may hold anything, are state, parent, group, session.
+            # The fields of proc(5) after the name: state, parent, group, session. The name itself
+            # may contain any character, so the fields are counted from its last parenthesis.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state != "Z":
                 processes.append(int(entry.name))

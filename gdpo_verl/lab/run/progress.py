@@ -18,9 +18,10 @@ from gdpo_verl.names import CONSTANT_GROUPS, MEAN
 
 POLL_SECONDS = 1.0
 PHASE_EVERY_SECONDS = 60.0
-_RECENT = 5
+_RECENT = 5  # the number of steps over which the pace is averaged
 
-# Lines that verl 0.9 and vLLM print as they get further; the last one seen counts.
+# Lines that verl 0.9 and vLLM log at the beginning of a phase. The last one in the log is the
+# current phase.
 RAY_STARTED = re.compile(r"Started a local Ray instance|Connected to Ray cluster")
 _PHASES = (
     (RAY_STARTED, "loading the policy"),
@@ -29,7 +30,7 @@ _PHASES = (
     (re.compile(r"Initial validation metrics"), "the first validation has ended"),
 )
 _TOTAL_STEPS = re.compile(r"Total training steps: (\d+)")
-# As `gdpo_verl.plugin.entry` writes them.
+# The warnings in the log, in the format of `gdpo_verl.plugin.entry`.
 _WARNING = re.compile(r"(?:WARNING|ERROR|CRITICAL):[^a-z]*:gdpo-verl: (.+)")
 
 
@@ -42,15 +43,16 @@ def follow(
 ) -> None:
     """Show the progress of a run until its process ends.
 
-    Each step has a line, with the mean of each component and the share of groups in which it is
-    constant. Before the first step each phase and each minute has a line. Each warning and alert of
-    the plug-in (`gdpo_verl.lab.rundir.alerts`) has one line.
+    A line is printed for each step, with the mean of each component and the share of groups in
+    which the component is constant. Before the first step, a line is printed for each phase and
+    after each minute. A line is printed for each warning of the plug-in and each alert
+    (`gdpo_verl.lab.rundir.alerts`).
 
     Args:
       run: the run directory, without metrics of an earlier start.
-      total_steps: trainer.total_training_steps; 0 when it is not set, then the log tells it.
-      is_alive: whether the process of the run has not ended.
-      label: the run's name on the line.
+      total_steps: trainer.total_training_steps; 0 if it is not set and has to be read from the log.
+      is_alive: returns whether the process of the run is still alive.
+      label: the name of the run on each line.
     """
     state = _State(total_steps)
     metrics = _Tail(run / layout.METRICS)
@@ -63,7 +65,7 @@ def follow(
     shown = ""
     written = 0.0
     while True:
-        # Asked before reading, so that what the process wrote last is read as well.
+        # The process is checked before the files are read, so that its last lines are read as well.
         alive = is_alive()
         for text in log.read():
             warning = state.see_log(plain(text.decode(errors="replace")))
@@ -84,18 +86,18 @@ def follow(
 
 
 class _State:
-    """The state of the run so far."""
+    """The state of a run, from its log and its metrics."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
         self.started = time.monotonic()
         self.phase = "starting Ray, vLLM and FSDP"
-        self.recent: dict[int, Metrics] = {}  # of the last training steps
+        self.recent: dict[int, Metrics] = {}  # the metrics of the last training steps
         self.alerts: set[tuple[str, str]] = set()
         self.warnings: set[str] = set()
 
     def see_log(self, line: str) -> str | None:
-        """Read a line of the log; return a warning of the plug-in that is new."""
+        """Read a line of the log; return a warning of the plug-in unless it was shown before."""
         for pattern, phase in _PHASES:
             if pattern.search(line):
                 self.phase = phase
@@ -109,7 +111,7 @@ class _State:
         return match[1]
 
     def see_metrics(self, step: int, data: Metrics) -> Iterator[str]:
-        """Read a step; yield its line, and alerts that begin, also for a second time."""
+        """Read the metrics of a step; yield its line, and each alert that begins, also again."""
         if only_validation(data):
             return
         self.recent[step] = data
@@ -141,7 +143,7 @@ class _State:
         return f"step {self.step}" + (f"/{self.total_steps}: " if self.total_steps else ": ")
 
     def describe(self) -> str:
-        """Return the text after the step: each component, its constant groups, pace, time."""
+        """Return the text after the step: components, constant groups, pace and remaining time."""
         last = self.recent[self.step]
         parts = []
         for key, value in last.items():
@@ -160,7 +162,7 @@ class _State:
         return ", ".join(parts)
 
     def verdict(self) -> str:
-        """Return the last line, when the process has ended."""
+        """Return the last line, after the process has ended."""
         if not self.recent:
             return f"ended after {self.elapsed} ({self.phase})"
         how = "ended early after" if self.step < self.total_steps else "done in"
@@ -170,11 +172,12 @@ class _State:
 
 
 class _Tail:
-    """Read the complete lines that were added to a file since the last call."""
+    """Reads the complete lines that were added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = path.stat().st_size if path.exists() else 0  # an earlier launch's
+        # The lines of an earlier start are skipped.
+        self.offset = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[bytes]:
         if not self.path.exists():
@@ -182,6 +185,6 @@ class _Tail:
         with self.path.open("rb") as stream:
             stream.seek(self.offset)
             new = stream.read()
-        whole = new.rfind(b"\n") + 1  # the rest is still being written
-        self.offset += whole
-        return new[:whole].splitlines()
+        complete = new.rfind(b"\n") + 1  # the last line may still be incomplete
+        self.offset += complete
+        return new[:complete].splitlines()

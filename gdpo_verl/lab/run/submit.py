@@ -1,8 +1,8 @@
-"""Train a recipe on a Ray cluster that exists, through ``ray job submit``.
+"""Train a recipe on an existing Ray cluster, through ``ray job submit``.
 
-The job is the same ``gdpo-verl train`` that runs on one machine, on the cluster's head node unless
-the driver reserves something, after the nodes have been asked for their versions and for the files
-(`gdpo_verl.lab.run.cluster_nodes`).
+The job first checks the versions and the files on all nodes (`gdpo_verl.lab.run.cluster_nodes`).
+Then it runs the same ``gdpo-verl train`` as on a single machine. It runs on the cluster's head
+node, unless the options of ``ray job submit`` reserve resources for the driver.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from gdpo_verl.lab.run.composition import DATA, MODEL, REWARD
 from gdpo_verl.lab.rundir import layout
 from gdpo_verl.upstream.model import check_model
 
-# The hardware recipes may say how many devices their Ray has; here `ray start` did.
+# A hardware recipe may set the number of devices for a Ray that verl starts. On an existing
+# cluster, `ray start` has set these numbers.
 _EXISTING_CLUSTER = [
     "++ray_kwargs.ray_init.num_gpus=null",
     "++ray_kwargs.ray_init.num_cpus=null",
-    # Else TransferQueue wants storage units on nodes that have no CPU for them.
+    # Without this, TransferQueue requires storage units on nodes that have no CPU for them.
     "++transfer_queue.backend.SimpleStorage.required_node_resource=CPU",
 ]
-# Files that are imported where a worker is; they may come with the job's working directory.
+# Files that workers import. They may be sent with the job's working directory.
 _CODE = (
     REWARD,
     "reward.reward_manager.module.path",
@@ -45,7 +46,7 @@ _CODE = (
 
 
 class SubmitError(RuntimeError):
-    """A job cannot be submitted."""
+    """The error if a job cannot be submitted."""
 
 
 def submit(
@@ -65,20 +66,22 @@ def submit(
 ) -> int:
     """Submit a run with ``ray job submit``, which shows its log; return its exit status.
 
-    What is not named here is as for `launch.train`, with a `run` where every node can write.
+    The arguments that are not listed here have the same meaning as for `launch.train`. Every node
+    must be able to write to the directory `run`.
 
     Args:
-      program: the module of our command, which the job starts with ``python3 -m``.
-      env: variables for every process of the job, NAME=VALUE or NAME for the value here.
-      upload: send this gdpo-verl to every node, in place of one that is installed there.
-      working_dir: a directory here, or the address of an archive, to send to every node; the job's
-        processes run in it.
-      ray_options: those of ``ray job submit``, for example ["--address", "http://head:8265"].
+      program: the module of the command line, which the job starts with ``python3 -m``.
+      env: variables for every process of the job: NAME=VALUE, or NAME to use the value that the
+        variable has here.
+      upload: send this gdpo-verl to every node, where it replaces an installed one.
+      working_dir: a local directory, or the address of an archive, that is sent to every node. The
+        processes of the job run in it.
+      ray_options: options of ``ray job submit``, for example ["--address", "http://head:8265"].
 
     Raises:
-      RecipeError: no such recipe, or its configuration cannot be composed.
-      ValueError: a model that is neither here, nor a path from the root, nor a hub id.
-      SubmitError: a wrong argument.
+      RecipeError: there is no such recipe, or its configuration cannot be composed.
+      ValueError: the model is neither a local path, nor an absolute path, nor a hub id.
+      SubmitError: an argument is wrong.
     """
     config_dir = config_dir and config_dir.absolute()
     if not run.is_absolute():
@@ -87,7 +90,8 @@ def submit(
             "directory. Give the full path of a directory that every node can write"
         )
     overrides = absolute(recipe, overrides, working_dir, config_dir)
-    # A node needs each file that is not fetched from elsewhere; a model's name may be a hub's id.
+    # Every node needs each file that is not fetched from an address. A model that is no absolute
+    # path is a hub id.
     config = composition.compose(recipe, overrides, config_dir)
     files = [
         f"{key}={file}"
@@ -95,16 +99,17 @@ def submit(
         for file in composition.named(config, key)
         if "://" not in file and (key != MODEL or file.startswith("/"))
     ]
-    # By this name a system without an environment has a Python too, which can say so.
+    # A node without a Python environment has a `python3` as well, so that the check can run there
+    # and report what is missing.
     place = [f"--config-dir={config_dir}"] if config_dir else []
     check = ["python3", "-m", "cluster_nodes", __version__, *files, *place]
     train = ["python3", "-m", program, "train", recipe, "--run", str(run), *place]
     train += ["--retries", str(retries), "--hang-after", f"{hang_after / 60:g}"]
     train += ["--accept-changed-files"] if accept_changed_files else []
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
-    # The trainer's process does not inherit the driver's environment, from which it would have it.
+    # The process of the trainer does not inherit this variable from the driver's environment.
     variables = {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS), **_variables(env)}
-    # `ray start` takes a token that is there where no mode is set; Ray's client would not.
+    # Without a mode, `ray start` uses a token that exists, but Ray's client does not.
     token = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
     has_token = os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token))
     mode = {"RAY_AUTH_MODE": "token"} if has_token else {}
@@ -114,7 +119,8 @@ def submit(
         if working_dir:
             sent["working_dir"] = working_dir
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", *ray_options]
-        # Every user of this machine can read a command line, and a variable may be a secret.
+        # A variable may be a secret, and every user of this machine can read a command line.
+        # Therefore the variables are passed in a file.
         environment = Path(stage) / "runtime_env.yaml"
         environment.touch(mode=0o600)
         environment.write_text(yaml.safe_dump(sent), encoding="utf-8")
@@ -128,20 +134,23 @@ def absolute(
     working_dir: str | None = None,
     config_dir: Path | None = None,
 ) -> list[str]:
-    """The overrides, and the files that the recipe names, by their full paths from here.
+    """Return the overrides, with further overrides that make the paths of the recipe absolute.
 
-    The job has another working directory: that in which ``ray start`` ran on the head node, or
-    `working_dir`. Code in `working_dir` keeps its relative path. A hub id stays as it is. Raises
-    what `submit` does.
+    The job has another working directory: the directory in which ``ray start`` ran on the head
+    node, or `working_dir`. Code in `working_dir` keeps its relative path, and a hub id is not
+    changed.
+
+    Raises:
+      RecipeError, ValueError: as for `submit`.
     """
     config = composition.compose(recipe, overrides, config_dir)
     check_model(config, elsewhere=True)
     added = []
     for key in (*DATA, MODEL, *_CODE):
         files = composition.named(config, key)
-        whole = [_from_here(key, file, working_dir) for file in files]
-        if whole != files:
-            texts = [quoted(file) for file in whole]
+        absolute_files = [_from_here(key, file, working_dir) for file in files]
+        if absolute_files != files:
+            texts = [quoted(file) for file in absolute_files]
             value = f"[{','.join(texts)}]"
             if isinstance(OmegaConf.select(config, key), str):
                 value = texts[0]
@@ -150,12 +159,13 @@ def absolute(
 
 
 def _from_here(key: str, file: str, working_dir: str | None) -> str:
+    """Return the absolute path of a file; an address, a hub id or sent code stays as it is."""
     path = Path(file).expanduser()
     if "://" in file or (key == MODEL and not path.exists()):
         return file
     if key in _CODE and not path.is_absolute():
         sent = working_dir or ""
-        # An archive elsewhere is believed to have it.
+        # An archive at an address is assumed to contain the file.
         if "://" in sent or (sent and (Path(sent).expanduser() / file).exists()):
             return file
     return str(path.absolute())
@@ -172,7 +182,7 @@ def _variables(env: Sequence[str]) -> dict[str, str]:
 
 
 def _modules(stage: Path, upload: bool) -> list[str]:
-    """The directories that the job API sends: the check, and gdpo-verl where it is to be sent."""
+    """Return the directories that the job sends: the check, and with `upload` gdpo-verl."""
     check = stage / "cluster_nodes"
     package = stage / "gdpo_verl"
     check.mkdir()
@@ -184,7 +194,7 @@ def _modules(stage: Path, upload: bool) -> list[str]:
     # In a checkout the recipes are next to the package.
     recipes = composition.recipes_directory()
     shutil.copytree(recipes, package / "recipes", ignore=without_caches, dirs_exist_ok=True)
-    # verl and vLLM find a plug-in by the metadata next to the package.
+    # verl and vLLM find a plug-in through the metadata next to its package.
     metadata = stage / f"gdpo_verl-{__version__}.dist-info"
     metadata.mkdir()
     for name in ("METADATA", "entry_points.txt"):

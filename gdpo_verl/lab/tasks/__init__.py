@@ -1,7 +1,13 @@
-"""The parts that tasks share: sources of rows, and what a usable row is.
+"""The parts that all tasks share, for preparing their data sets.
 
-A task's own rows are in its recipe's folder, as ``gdpo_verl.recipes.NAME.rows``: its
-``prepare(out_dir, …)`` writes them in verl's parquet columns with their provenance. All of them
-share `rows` and `build`, those with outside rows `source`, and those that draw theirs `generated`.
-A prompt with its truth is an `Example` (`examples`), drawn or read.
+The rows of a task are made in the folder of its recipe, in ``gdpo_verl.recipes.NAME.rows``. The
+function ``prepare(out_dir, …)`` of this module writes them in verl's Parquet columns, with their
+provenance.
+
+rows       checks and writes rows
+build      converts all rows of a source, and divides them into splits
+source     reads rows from the hub, a file or a folder
+generated  draws rows at random
+examples   prompts with their ground truths
+data_set   the declaration of a data set
 """

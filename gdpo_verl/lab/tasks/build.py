@@ -1,7 +1,7 @@
-"""Prepare a data set from the rows of a source: check each row, cut the splits, and write them.
+"""Prepare a data set from the rows of a source: check each row, divide the splits, write the files.
 
-No row disappears in silence: what is not written is rejected with its file, row and reason, or
-belongs to another task and is counted.
+No row disappears silently. A row that is not written is either rejected, with its file, its number
+and the reason, or it belongs to another task and is counted.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from gdpo_verl.lab.tasks.rows import (
 from gdpo_verl.lab.tasks.source import Record, RecordSource
 
 VALIDATION_ROWS = 512
-"""Rows held out where the source has only a training split; at most a tenth of it."""
+"""The number of rows held out if the source has only a training split; at most a tenth of it."""
 MOST_REJECTED = 0.5
-"""The share of rejected rows above which it is the source that is wrong."""
+"""With a larger share of rejected rows, the whole source is rejected."""
 
 BySplit = dict[str | None, list[Row]]
-"""The rows of each split that a file's name says, in their order; None where none does."""
+"""The rows by the split that the name of their file tells; None if the name tells no split."""
 Splits = dict[str, list[Row]]
-"""The rows to be written."""
+"""The rows to write, by split."""
 
 
 @dataclass
 class Sifted:
-    """The rows of a source, converted or rejected."""
+    """The rows of a source after conversion."""
 
-    read: int = 0
-    by_split: BySplit = field(default_factory=dict)
-    rejected: list[dict[str, Any]] = field(default_factory=list)
-    others: Counter[str] = field(default_factory=Counter)  # rows of other tasks
+    read: int = 0  # the number of rows
+    by_split: BySplit = field(default_factory=dict)  # the converted rows
+    rejected: list[dict[str, Any]] = field(default_factory=list)  # place, kind and reason
+    others: Counter[str] = field(default_factory=Counter)  # rows of other tasks, by kind
 
     @property
     def kinds(self) -> Counter[str]:
-        """The number of rejected rows by kind of reason."""
+        """The number of rejected rows, by kind of reason."""
         return Counter(row["kind"] for row in self.rejected)
 
 
@@ -63,39 +63,43 @@ def build(
     seed: int = 0,
     trained: bool = True,
 ) -> dict[str, Any]:
-    """Write what ``convert`` makes of the rows of ``source`` and return the provenance.
+    """Convert the rows of a source, write them, and return the provenance.
+
+    For a data set to train on, the validation split of the source is kept. If there is none, its
+    test split becomes the validation split. If there is no test split either, rows of the training
+    split are held out, chosen by the hash of their prompts. For a benchmark, only the test split is
+    written; if the source has none, all rows are written as the test split.
 
     Args:
-      out_dir: gets train.parquet and validation.parquet, or test.parquet, and provenance.json.
+      out_dir: the folder for train.parquet and validation.parquet, or for test.parquet, and for
+        provenance.json.
       source: the rows.
-      convert: gives the row in verl's columns; raises `BadRow`, or the ValueError of a
-        reward's parser, for a row that cannot be used, and `OtherTask` for one that is not
-        meant. ``extra_info`` gets index and split where it has none.
-      about: what the data set says of itself, for the provenance.
-      length: the longest prompt, unchecked without it.
-      validation: rows to hold out, at most a tenth.
-      seed: decides which.
-      trained: the source's validation split is kept, else its test split takes that place, else
-        rows are held out by the hash of their prompts. Otherwise its test split is all that is
-        written, or all rows where it has none.
+      convert: returns a row in verl's columns, with or without index and split in ``extra_info``.
+        It raises `BadRow`, or the ValueError of a reward's parser, for a row that cannot be used,
+        and `OtherTask` for a row of another task.
+      about: entries of the provenance that describe the data set.
+      length: the limit for prompts; None does not check their length.
+      validation: the number of rows to hold out, at most a tenth.
+      seed: determines which rows are held out.
+      trained: False for a benchmark.
 
     Raises:
-      ValueError: no row of a split can be used, or more than half of all rows cannot.
+      ValueError: no row of a split can be used, or more than half of all rows cannot be used.
     """
     if validation < 1:
         raise ValueError(f"--validation: expected at least 1 row, found {validation}")
     records = tqdm(source.records, unit=" rows", desc=about["data_source"], disable=None)
     sifted = sift(records, convert, length)
-    meant = sifted.read - sifted.others.total()
+    of_task = sifted.read - sifted.others.total()
     bad = len(sifted.rejected)
-    if bad == meant or bad > MOST_REJECTED * meant or not all(sifted.by_split.values()):
+    if bad == of_task or bad > MOST_REJECTED * of_task or not all(sifted.by_split.values()):
         raise ValueError(_refusal(about["data_source"], source, sifted))
     if trained:
         splits, origin = _train_and_validation(sifted.by_split, validation, seed)
     else:
         splits, origin = _test_alone(sifted.by_split)
     for split, rows in splits.items():
-        for index, row in enumerate(rows):  # rlla has its own index and split, which stay
+        for index, row in enumerate(rows):  # the data set rlla keeps its own index and split
             row["extra_info"] = {"index": index, "split": split} | row["extra_info"]
     provenance = {
         **about,
@@ -122,7 +126,7 @@ def build(
 def sift(
     records: Iterable[Record], convert: Callable[[Record], Row], length: PromptLength | None = None
 ) -> Sifted:
-    """Convert the rows of a source; see `build`."""
+    """Convert the rows of a source; see `build` for the arguments."""
     sifted = Sifted()
     for record in records:
         sifted.read += 1
@@ -136,7 +140,8 @@ def sift(
         except ValueError as error:
             kind = error.kind if isinstance(error, BadRow) else "ground_truth"
             sifted.rejected.append({**record.place, "kind": kind, "reason": str(error)})
-            sifted.by_split.setdefault(record.split, [])  # without one good row it is rejected
+            # A split that stays empty, because all its rows are bad, rejects the source.
+            sifted.by_split.setdefault(record.split, [])
         else:
             sifted.by_split.setdefault(record.split, []).append(row)
     return sifted
@@ -167,7 +172,7 @@ def _test_alone(by_split: BySplit) -> tuple[Splits, dict[str, str]]:
 def _train_and_validation(
     by_split: BySplit, validation: int, seed: int
 ) -> tuple[Splits, dict[str, str]]:
-    # A single file's name says no split; all of its rows may be trained on.
+    # The rows of a single file have the split None, and count as training rows.
     training = "train" if "train" in by_split else None
     if training not in by_split:
         raise ValueError(
@@ -185,10 +190,13 @@ def _train_and_validation(
 
 
 def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """Cut off ``size`` rows, at most a tenth; rows of one prompt stay together.
+    """Hold out ``size`` rows, at most a tenth; rows with the same prompt stay together.
 
-    Which ones follows from the seed and the text of each prompt alone, in whatever order
-    they come. Both parts keep the order.
+    Only the seed and the texts of the prompts determine the held-out rows, not the order of the
+    rows. Both parts keep this order.
+
+    Returns:
+      the rows to train on, and the held-out rows.
     """
     texts = [chat_text(row["prompt"]) for row in rows]
     if len(set(texts)) < 2:
@@ -196,19 +204,19 @@ def hold_out(rows: list[Row], size: int, seed: int) -> tuple[list[Row], list[Row
             "--from: expected at least 2 usable rows, one to train on and one to hold out, found "
             f"{len(set(texts))} different prompts"
         )
-    wanted = max(1, min(size, len(rows) // 10))
+    remaining = max(1, min(size, len(rows) // 10))
     times = Counter(texts)
 
     def order(text: str) -> bytes:
         return hashlib.sha256(f"{seed}:{text}".encode()).digest()
 
     chosen: set[str] = set()
-    # Without the last, so that training keeps a prompt however many rows each has.
+    # The last prompt is never held out, so that training keeps at least one prompt.
     for text in sorted(times, key=order)[:-1]:
-        if wanted <= 0:
+        if remaining <= 0:
             break
         chosen.add(text)
-        wanted -= times[text]
+        remaining -= times[text]
     train = []
     held_out = []
     for row, text in zip(rows, texts, strict=True):

@@ -1,4 +1,4 @@
-"""The declaration of the data sets that the folder of a recipe can prepare."""
+"""The declaration of a data set that the folder of a recipe can prepare."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: the module that writes it, and the options that the module takes.
+    """A data set: the module that writes it, and the options of this module.
 
     Attributes:
-      module: imports the module, whose ``prepare(out_dir, …)`` writes the rows. It is a function,
-        because the packages of one data set may be absent where another one is prepared.
-      max_prompt_length: the recipe's, in tokens.
-      source: where rows come from: the hub, ``--from`` alone, here, or either of the last two.
-      trained: false for a benchmark, which has one split.
-      shots: whether worked examples can be put in front of each question.
-      several: whether the module writes several data sets, and is told the name.
-      graded: whether rows have rubrics, whose negative weights have two meanings.
+      module: a function that imports the module, whose ``prepare(out_dir, …)`` writes the rows. The
+        import is delayed, because packages that one data set needs may be missing when another data
+        set is prepared.
+      max_prompt_length: the recipe's longest prompt, in tokens.
+      source: the origin of the rows. "hub": ``--from``, by default the hub; "given": only
+        ``--from``; "own": the module makes the rows; "any": ``--from``, by default the module's
+        own rows.
+      trained: False for a benchmark, which has only a test split.
+      shots: True if worked examples can be put in front of each question.
+      several: True if the module writes several data sets, and needs the name as an argument.
+      graded: True if the rows have rubrics, whose negative weights have two possible meanings.
     """
 
     module: Callable[[], ModuleType]

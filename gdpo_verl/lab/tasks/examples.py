@@ -1,4 +1,4 @@
-"""A prompt with its truth, and how the one is found that a dump's line answers."""
+"""Prompts with their ground truths, and a search for the prompt of a dumped response."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
 Call = tuple[str, dict[str, Any]]
-"""A tool's name and its arguments."""
+"""The name of a tool, and its arguments."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with its truth, as a task draws it or a file holds it.
+    """A prompt with its ground truth, which a task has drawn or a file contains.
 
     Attributes:
-      question: the user's words, without the fixed texts of a prompt.
+      question: the user's question, without the fixed texts of the prompt.
       messages: the prompt.
-      ground_truth: as a text, which the task's reward reads.
-      calls: of the right answer, where it calls tools.
-      extra_info: what its row holds in addition to index and split.
-      source: its data_source; "" of one that is drawn.
-      place: file and row, for people; "" of one that is drawn.
+      ground_truth: the ground truth as a text, which the task's reward function parses.
+      calls: the tool calls of the right answer.
+      extra_info: the content of the row's extra_info, without index and split.
+      source: the row's data_source; "" if the example was drawn.
+      place: file and row, for messages; "" if the example was drawn.
     """
 
     question: str
@@ -38,18 +38,24 @@ class Example:
 
     @property
     def key(self) -> str:
-        """The same for the same row in any file."""
+        """A digest by which the same row is recognised in any file."""
         return digest([self.source, self.messages, self.ground_truth])
 
 
 def digest(value: Any) -> str:
-    """A text that tells a JSON value from others."""
+    """Return a digest of a JSON value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def example_of(row: Mapping[str, Any], *, prompt: str = "prompt", place: str = "") -> Example:
-    """A row that was read, with the prompt in this column; its question is the last message."""
+    """Return the example of a row that was read; its question is the last message of the prompt.
+
+    Args:
+      row: the row, in verl's columns.
+      prompt: the column of the prompt.
+      place: file and row, for messages.
+    """
     messages = list(row.get(prompt) or [])
     question = str(messages[-1].get("content") or "").strip() if messages else ""
     truth = truth_text((row.get("reward_model") or {}).get("ground_truth"))
@@ -57,12 +63,12 @@ def example_of(row: Mapping[str, Any], *, prompt: str = "prompt", place: str = "
 
 
 def truth_text(truth: Any) -> str:
-    """A ground truth as a text, however the data hold it."""
+    """Return a ground truth as a text; a value that is no text is written as JSON."""
     return truth if isinstance(truth, str) else json.dumps(truth, sort_keys=True, default=str)
 
 
 class Finder:
-    """Finds the example that a line of verl's dumps answers: by its truth, then by its words."""
+    """Finds the example of a dumped response, by its ground truth and then by its question."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = examples
@@ -71,21 +77,23 @@ class Finder:
             self.by_truth[example.ground_truth].append(number)
 
     def __call__(self, line: Mapping[str, Any], *, by_truth_alone: bool = True) -> int | None:
-        """The number of the example; None where there is none, the first of several.
+        """Return the number of the example; None if there is none.
+
+        If several examples fit, the first one is returned.
 
         Args:
-          line: of a dump; names no example.
-          by_truth_alone: where no other has this truth, whatever the words of the prompt.
+          line: a line of a dump, with `input` and `gts`.
+          by_truth_alone: do not compare the question if only one example has this ground truth.
         """
         return next(iter(self.fitting(line, by_truth_alone=by_truth_alone)), None)
 
     def fitting(self, line: Mapping[str, Any], *, by_truth_alone: bool = True) -> list[int]:
-        """The numbers of the examples with the truth and the question of a line, as above."""
+        """Return the numbers of all examples with the ground truth and the question of a line."""
         numbers = self.by_truth.get(truth_text(line["gts"]), [])
         if by_truth_alone and len(numbers) == 1:
             return numbers
-        prompt = str(line["input"])  # a chat's text
-        asked = [number for number in numbers if self.examples[number].question in prompt]
-        # One question's words may begin another's.
-        longest = max((len(self.examples[number].question) for number in asked), default=0)
-        return [number for number in asked if len(self.examples[number].question) == longest]
+        prompt = str(line["input"])  # the text of the whole chat
+        matching = [number for number in numbers if self.examples[number].question in prompt]
+        # One question may be a part of another one, so the longest match counts.
+        longest = max((len(self.examples[number].question) for number in matching), default=0)
+        return [number for number in matching if len(self.examples[number].question) == longest]

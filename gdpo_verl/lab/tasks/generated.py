@@ -1,7 +1,7 @@
-"""Rows that are drawn and not read: no question twice, none in both splits.
+"""Draw rows at random, such that no question occurs twice or in both splits.
 
-A question belongs to training or to validation by its text alone (a hash), so no seed and no size
-can let one slip into the other.
+A hash of its text decides whether a question belongs to training or to validation. Therefore no
+seed and no size can put the same question into both splits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gdpo_verl.lab.tasks.examples import Example
 from gdpo_verl.lab.tasks.rows import make_row
 from gdpo_verl.lab.tasks.source import Record, RecordSource
 
-# When a small set of questions is used up, nothing else tells.
+# After this many known questions in a row, the set of questions counts as used up. Its size is not
+# known otherwise.
 _MAX_DUPLICATES_IN_A_ROW = 10_000
 
 
@@ -26,13 +27,13 @@ Draw = Callable[[random.Random], Example]
 
 
 def split_of_question(question: str) -> str:
-    """Assign a question to its split: one in eight is validation."""
+    """Return the split of a question: one question in eight belongs to validation."""
     digest = hashlib.sha256(question.encode()).digest()
     return "validation" if digest[0] % 8 == 0 else "train"
 
 
 def draw_of(split: str, draw: Draw, rng: random.Random) -> Example:
-    """Draw until the question belongs to ``split``."""
+    """Draw examples until one belongs to ``split``, and return it."""
     while True:
         example = draw(rng)
         if split_of_question(example.question) == split:
@@ -40,8 +41,12 @@ def draw_of(split: str, draw: Draw, rng: random.Random) -> Example:
 
 
 def examples(name: str, split: str, draw: Draw, seed: int) -> Iterator[Example]:
-    """Draw examples of a split, no question twice, until there are no new ones left."""
-    # A text seeds alike in every process.
+    """Draw examples of a split, no question twice.
+
+    Raises:
+      ValueError: there are no new questions.
+    """
+    # A text as seed gives the same numbers in every process.
     rng = random.Random(f"{name}/{split}/{seed}")
     seen: set[str] = set()
     duplicates = 0
@@ -71,18 +76,20 @@ def write(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Write drawn examples to ``out_dir`` and return their provenance; see `build` for the rest.
+    """Write drawn examples to ``out_dir`` and return their provenance.
 
     Args:
+      out_dir: the folder of the data set.
       name: the data source.
       draw: draws one example.
-      ability: of each row, verl's word.
-      source, about: for the provenance.
-      train, validation: numbers of rows.
-      seed: decides every row.
+      ability: the value of verl's column `ability`.
+      source, about: entries of the provenance.
+      train, validation: the numbers of rows.
+      seed: determines every row.
+      options: further arguments of `build`.
 
     Raises:
-      ValueError: as `build`, or more rows than there are questions.
+      ValueError: `build` raises it, or there are fewer questions than rows.
     """
 
     def records() -> Iterator[Record]:

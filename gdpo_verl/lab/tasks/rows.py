@@ -1,4 +1,4 @@
-"""Rows in verl's columns: make one, check it, write a data set with its provenance."""
+"""Rows in verl's columns: make and check a row, and write a data set with its provenance."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gdpo_verl.lab.tasks.examples import Messages
 from gdpo_verl.lab.text import first_line
 
 PROVENANCE = "provenance.json"
-_BATCH = 1000  # rows at once: an Arrow array of text ends at 2 GiB
+_BATCH = 1000  # rows written at a time, because an Arrow array of text is limited to 2 GiB
 
 Row = dict[str, Any]
 
 
 class BadRow(ValueError):
-    """A row that cannot be used; ``kind`` is the word under which it is counted."""
+    """The error for a row that cannot be used; ``kind`` is the word under which it is counted."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -32,16 +32,23 @@ class BadRow(ValueError):
 
 
 class OtherTask(Exception):
-    """A usable row that belongs to another task; its text is the word it is counted under."""
+    """Raised for a usable row of another task; its text is the word under which it is counted."""
 
 
 def tokenizer_of(
     model: str | Path, where: str, load: Callable[..., Any] | None = None, **options: Any
 ) -> Any:
-    """Load the tokenizer of a directory or a hub id, which the option or key ``where`` names.
+    """Load the tokenizer of a model.
 
-    ``load`` takes the place of `AutoTokenizer.from_pretrained`; the options go to it. Raises
-    ValueError where there is none, ModuleNotFoundError without transformers.
+    Args:
+      model: a directory or a hub id.
+      where: the option or the configuration key that names the model, for messages.
+      load: the function that loads the tokenizer; by default `AutoTokenizer.from_pretrained`.
+      options: further arguments of this function.
+
+    Raises:
+      ValueError: there is no tokenizer.
+      ModuleNotFoundError: transformers is not installed.
     """
     try:
         from transformers import AutoTokenizer
@@ -62,7 +69,7 @@ def tokenizer_of(
 
 
 class PromptLength:
-    """The longest prompt that fits: ``most`` tokens of the chat template of ``model``."""
+    """The limit for the length of prompts: ``most`` tokens, with the tokenizer of ``model``."""
 
     def __init__(self, model: str, most: int) -> None:
         if most < 1:
@@ -74,9 +81,9 @@ class PromptLength:
             raise ValueError(f"--model: the tokenizer of {model!r} has no chat template")
 
     def check(self, messages: Messages) -> None:
-        """Raise `BadRow` for a prompt that is longer, or not one that the template takes.
+        """Raise `BadRow` if a prompt is too long, or if the chat template rejects it.
 
-        It is encoded as verl does.
+        The prompt is encoded as in verl.
         """
         try:
             tokens = len(
@@ -96,7 +103,11 @@ def chat_text(messages: Messages) -> str:
 
 
 def text_of(values: Mapping[str, Any], *path: str) -> str:
-    """The text under ``path``, such as ``"reward_model", "ground_truth"``; raises `BadRow`."""
+    """Return the text under ``path``, such as ``"reward_model", "ground_truth"``.
+
+    Raises:
+      BadRow: there is no such column, or it contains no text.
+    """
     value: Any = values
     for depth, key in enumerate(path, start=1):
         if not isinstance(value, Mapping) or key not in value:
@@ -109,7 +120,11 @@ def text_of(values: Mapping[str, Any], *path: str) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, str]]:
-    """Return a prompt; raises `BadRow` unless it is a list of {role, content}, the user's last."""
+    """Return the messages of a prompt.
+
+    Raises:
+      BadRow: the prompt is no list of {role, content} whose last message is the user's.
+    """
     valid = isinstance(messages, list) and all(
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
@@ -134,7 +149,7 @@ def make_row(
     ability: str,
     extra_info: Mapping[str, Any],
 ) -> Row:
-    """Put a row in verl's columns; `build` adds index and split where ``extra_info`` has none."""
+    """Return a row in verl's columns; `build` adds index and split to ``extra_info``."""
     return {
         "data_source": data_source,
         "prompt": prompt,
@@ -151,17 +166,18 @@ def write_dataset(
 ) -> dict[str, Any]:
     """Write ``<split>.parquet`` for each split, then ``provenance.json``.
 
-    The provenance comes last and holds each file's SHA-256: where it is present and agrees, the
-    set is complete. The same rows give the same bytes.
+    The provenance is written last and contains the SHA-256 of each file. A folder whose files agree
+    with its provenance is therefore complete. The same rows give the same bytes.
 
     Returns:
-      the provenance as written, with the package version, and rows and SHA-256 of each file.
+      the provenance as written, with the package version, and the number of rows and the SHA-256 of
+      each file.
     """
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Any]] = {}
     with ExitStack() as pending:
-        # Entered first, it gets its name last: a folder with a provenance is complete.
+        # The provenance is entered first, so that it gets its final name last.
         record = pending.enter_context(replacing(out_dir / PROVENANCE))
         for split, rows in splits.items():
             path = pending.enter_context(replacing(out_dir / f"{split}.parquet"))
@@ -175,7 +191,7 @@ def write_dataset(
 
 def _write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     batches = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
-    # A column that is empty in one batch may be text in the next.
+    # A column may be empty in one batch, and contain text in another.
     schema = pa.unify_schemas(
         [pa.Table.from_pylist(list(batch)).schema for batch in batches],
         promote_options="permissive",

@@ -1,8 +1,8 @@
-"""Sources of rows: a hub id, a file, or a folder of files.
+"""Read rows from a source: a hub id, a file, or a folder of files.
 
-The same source gives the same rows in the same order: that of the files' names, then the file's.
-Files are read here and not by `datasets`, which writes a value as text where another row has
-another type, and asks the hub even for a file.
+The same source gives the same rows in the same order: files by name, and rows as in the file.
+Files are read without the package `datasets`. This package would convert a value to text if another
+row has another type, and would send requests to the hub even for a local file.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ import pyarrow.parquet as pq
 from gdpo_verl.lab.files import sha256
 from gdpo_verl.lab.text import first_line
 
-_BATCH = 256  # rows held at a time; one programming task may carry megabytes of tests
+_BATCH = 256  # rows read at a time; one programming task may contain megabytes of tests
 
 _SPLITS = {
     "train": "train",
     "test": "test",
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
 }
-# train, gsm8k-train, train-00000-of-00002-ab12: but not train_socratic.
+# Matches train, gsm8k-train and train-00000-of-00002-ab12, but not train_socratic.
 _SPLIT_NAME = re.compile(rf"(?:.*[-_.])?({'|'.join(_SPLITS)})(?:[-_.]\d.*)?")
 _COMMIT = re.compile("[0-9a-f]{40}")
-# What `datasets` and `prepare` write next to the data.
+# Names of files that `datasets` and `gdpo-verl prepare` write next to the data.
 _NO_DATA = ("dataset_info", "dataset_infos", "dataset_dict", "state", "provenance")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One row as its source holds it."""
+    """One row of a source."""
 
-    file: str  # relative to the source, or the hub's split
-    row: int | str  # its place there, from 0, or its name
-    split: str | None  # 'train', 'validation', 'test', or None where no name says so
-    values: dict[str, Any]  # its columns
+    file: str  # the path relative to the source, or the split on the hub
+    row: int | str  # the number of the row in the file, from 0, or its name
+    split: str | None  # 'train', 'validation' or 'test'; None if no name tells the split
+    values: dict[str, Any]  # the columns of the row
 
     @property
     def place(self) -> dict[str, int | str]:
-        """Return file and row, for a row's ``extra_info`` and the provenance."""
+        """The file and the row, for ``extra_info`` and the provenance."""
         return {"file": self.file, "row": self.row}
 
 
 @dataclass(frozen=True)
 class RecordSource:
-    """The rows of a source, to be read once, and the revision or the SHA-256 of every file."""
+    """The rows of a source, to be read only once, and its revision or the SHA-256 of its files."""
 
     records: Iterable[Record]
     provenance: dict[str, Any]
 
 
 def open_source(source: str, *, config: str | None = None) -> RecordSource:
-    """Find the rows of ``source``; what exists as a path is never looked up on the hub.
+    """Find the rows of ``source``; an existing path is never looked up on the hub.
 
     Args:
-      source: a file or a folder (parquet, arrow, jsonl, json), or a hub id, if need be with a
+      source: a file or a folder (parquet, arrow, jsonl, json), or a hub id, with or without a
         revision: ``openai/gsm8k@main``.
-      config: the configuration of a hub data set that has several; in a folder, the folder of
-        that name, if there is one.
+      config: the configuration to read if a data set on the hub has several. In a folder, it is the
+        subfolder to read, if there is one of this name.
 
     Raises:
-      FileNotFoundError, ConnectionError: it is not there.
-      ValueError: it is not clear what to read, or, while rows are read, a file is damaged.
+      FileNotFoundError, ConnectionError: the source does not exist.
+      ValueError: the source is ambiguous. While rows are read: a file is damaged.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -80,7 +80,7 @@ def open_source(source: str, *, config: str | None = None) -> RecordSource:
 
 
 def split_of_file(path: Path) -> str | None:
-    """The split that a file's name says, else its folder's."""
+    """Return the split that the name of a file tells, or else the name of a folder of its path."""
     for name in (path.stem, *reversed(path.parts[:-1])):
         match = _SPLIT_NAME.fullmatch(name.lower())
         if match:
@@ -106,14 +106,17 @@ def _open_path(path: Path, source: str, config: str | None) -> RecordSource:
     provenance: dict[str, Any] = {"path": source, "files": digests}
     if left_out:
         provenance["files_left_out"] = [file.relative_to(root).as_posix() for file in left_out]
-    # The name of a single file was the user's choice, and says nothing of a split.
+    # The name of a single file may be anything, so it tells no split.
     return RecordSource(_read_files(files, root, splits=path.is_dir()), provenance)
 
 
 def _choose(root: Path) -> tuple[list[Path], list[Path]]:
-    """The files to read, and those left out since others are named after splits."""
-    found = sorted(root.rglob("*"), key=lambda file: file.relative_to(root).as_posix())
-    readable = [file for file in found if _holds_rows(file.relative_to(root))]
+    """Return the files to read, and the files that are left out.
+
+    If some files are named after splits, all other files are left out.
+    """
+    paths = sorted(root.rglob("*"), key=lambda file: file.relative_to(root).as_posix())
+    readable = [file for file in paths if _holds_rows(file.relative_to(root))]
     files = [file for file in readable if split_of_file(file.relative_to(root))] or readable
     kinds = sorted({file.suffix for file in files})
     if len(kinds) != 1:
@@ -125,7 +128,7 @@ def _choose(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _holds_rows(place: Path) -> bool:
-    """Return whether a file may hold rows, by its path in the folder of the source."""
+    """Return whether a file may contain rows, judging by its path in the folder of the source."""
     is_hidden = any(part.startswith((".", "_")) for part in place.parts)
     is_data = place.name.removesuffix(".json") not in _NO_DATA
     return place.suffix in _READERS and is_data and not is_hidden
@@ -160,9 +163,9 @@ def _read_arrow(file: Path) -> Iterator[Any]:
 
 
 def _read_json(file: Path) -> Iterator[Any]:
-    """Read a list of objects, or one object a line."""
+    """Read a list of objects, or one object per line."""
     with file.open(encoding="utf-8") as text:
-        # Names do not tell: many a file of lines ends in .json.
+        # The suffix does not decide, because many files with one object per line end in .json.
         is_list = text.read(100).lstrip().startswith("[")
         text.seek(0)
         if is_list:
@@ -173,14 +176,15 @@ def _read_json(file: Path) -> Iterator[Any]:
 
 def _parse(text: str) -> Any:
     values = json.loads(text)
-    if "\\ud" in text.lower():  # JSON can hold halves of characters, which no parquet file can
+    # JSON can contain one half of a surrogate pair, which Parquet cannot. The encoding raises then.
+    if "\\ud" in text.lower():
         json.dumps(values, ensure_ascii=False).encode()
     return values
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
     ".parquet": _read_parquet,
-    ".arrow": _read_arrow,  # what `datasets` saves
+    ".arrow": _read_arrow,  # the format in which `datasets` saves
     ".jsonl": _read_json,
     ".json": _read_json,
 }
@@ -190,7 +194,7 @@ _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
 
 
 def _open_hub(source: str, config: str | None) -> RecordSource:
-    """Load a data set at the commit that its revision names now, offline from the cache."""
+    """Load a data set from the hub, at the commit of its revision; offline from the cache."""
     from datasets import get_dataset_config_names, load_dataset
     from datasets.exceptions import DatasetsError
     from huggingface_hub import HfApi, errors
@@ -199,7 +203,7 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
     commit: str | None = revision or None
     try:
         with hub_errors("--from", source, "data set"):
-            # Offline, what is in the cache will do, and only `load_dataset` can tell what that is.
+            # Offline, `load_dataset` below uses whatever is in its cache.
             with suppress(errors.OfflineModeIsEnabled):
                 commit = HfApi().dataset_info(hub_id, revision=commit).sha
                 if config and config not in get_dataset_config_names(hub_id, revision=commit):
@@ -207,7 +211,7 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
             splits = load_dataset(hub_id, config, revision=commit)
     except DatasetsError as error:
         raise ValueError(f"--from: cannot read {source!r}: {first_line(error)}") from error
-    if not commit:  # `datasets` names the folder of its cache after it
+    if not commit:  # the folder in the cache of `datasets` is named after the commit
         files = [Path(file["filename"]) for rows in splits.values() for file in rows.cache_files]
         folders = {file.parent.name for file in files}
         commits = [name for name in folders if _COMMIT.fullmatch(name)]
@@ -222,9 +226,12 @@ def _open_hub(source: str, config: str | None) -> RecordSource:
 
 @contextmanager
 def hub_errors(option: str, source: str, kind: Literal["data set", "model"]) -> Iterator[None]:
-    """Raise ConnectionError, with the remedy, where the hub cannot be reached or rejects it.
+    """Turn errors of the hub into a ConnectionError with a remedy.
 
-    ``option`` is the one that named ``source``, a hub id, if need be with ``@`` and a revision.
+    Args:
+      option: the option that names the source, for the message.
+      source: a hub id, with or without ``@`` and a revision.
+      kind: the kind of repository.
     """
     import httpx
     from huggingface_hub import errors
