@@ -1,4 +1,4 @@
-"""The recipes, one folder per task, in the wheel as `gdpo_verl.recipes`.
+"""The recipes, one folder for each task; they are installed as `gdpo_verl.recipes`.
 
 The package of a folder declares the data sets that `gdpo-verl prepare` writes for it (`DATA_SETS`).
 The folder also contains the modules that make their rows, the configurations, and ``cases.jsonl``

@@ -3,9 +3,10 @@
     {"data_source": "taco", "prompt": [{"role": "system", …}, {"role": "user", …}],
      "reward_model": {"ground_truth": '{"inputs": ["2\\\\n"], "outputs": ["4\\\\n"]}'}}
 
-https://huggingface.co/datasets/PRIME-RL/Eurus-2-RL-Data (MIT), for the rewards of `rewards.code`.
-Rows of its four programming sources are used; rows of mathematics are counted as another task. The
-system message is removed, because it asks for the format of Eurus's own models.
+https://huggingface.co/datasets/PRIME-RL/Eurus-2-RL-Data (MIT). The rows are for the rewards of
+`rewards.code`. Rows of the four programming sources are used, and rows of mathematics are counted
+as another task. The system message is removed, because it asks for the format of Eurus's own
+models.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ REQUEST = f"Write a Python program that solves it, as the last block fenced with
 
 
 def convert(record: Record) -> Row:
-    """Convert to verl's columns; raise `OtherTask` for mathematics, else the usual errors."""
+    """Convert to verl's columns.
+
+    Raises:
+      OtherTask: the row belongs to mathematics.
+      BadRow, ValueError: the row cannot be used.
+    """
     values = record.values
     data_source = text_of(values, "data_source")
     if data_source.startswith(MATH_PREFIX):
@@ -52,9 +58,9 @@ def convert(record: Record) -> Row:
 
 
 def _question(values: dict[str, Any], function: str) -> str:
-    """Write the user's turn, with all that a response needs to know."""
+    """Return the user's message, with the format of the answer and the name of the function."""
     text = check_messages(values.get("prompt"))[-1]["content"].strip()
-    if FENCE not in text:  # some problems ask for it themselves
+    if FENCE not in text:  # some problems ask for a fenced block themselves
         text += f"\n\n{REQUEST}"
     if function and function not in text:
         text += f"\n\nThe tests call the function `{function}`."

@@ -1,4 +1,4 @@
-"""The tiny policy of Reasoning Gym's sums, for `make-policy`."""
+"""The tiny policy for the sums of Reasoning Gym, for `gdpo-verl make-policy`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gdpo_verl.lab.tasks.generated import draw_of, examples
 from gdpo_verl.rewards.gsm8k import CLOSE, OPEN, compute_score
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
-# After the first two the answer can be parsed; the others cost all rewards.
+# Changes that make the format of a response wrong, with their frequencies. After the first two, the
+# answer can still be parsed. After the others, all rewards are lost.
 FORMAT_FLAWS: Mapping[Callable[[str], str], int] = {
     lambda text: text.replace(f"{THINK} ", "").replace(f" {END_THINK}", ""): 3,
     lambda text: text.replace(f"{END_THINK}\n", f"{END_THINK} "): 3,
@@ -27,10 +28,14 @@ FORMAT_FLAWS: Mapping[Callable[[str], str], int] = {
 def demonstrate(
     example: Example, rng: random.Random, flawed_format: float, flawed_answer: float
 ) -> str:
-    """Answer a sum, such as ``9 + 8 - 7``; the format and the result may be wrong.
+    """Write a response to a sum such as ``9 + 8 - 7``.
 
-    The thought is the last step, ``17 - 7``. A wrong result is another number, or not a whole
-    number.
+    The thought is the last step, ``17 - 7``. A wrong result is another number, or no whole number.
+
+    Args:
+      example: the sum.
+      rng: draws the flaws.
+      flawed_format, flawed_answer: the probabilities of a wrong format and of a wrong result.
     """
     first, *rest = example.extra_info["expression"].split()
     result = int(first)

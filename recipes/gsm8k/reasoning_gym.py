@@ -4,9 +4,10 @@
     short-sums      9 + 28 + 7
     gsm-symbolic    a word problem like GSM8K's with other numbers
 
-https://github.com/open-thought/reasoning-gym, Apache-2.0; ``chain_sum`` with numbers up to 30, and
-the short problems of ``gsm_symbolic``. Only problems whose result is a whole number of at least 0
-are kept, because for the published rewards -4 is not an integer. The system message is GSM8K's.
+https://github.com/open-thought/reasoning-gym, Apache-2.0. The problems are those of ``chain_sum``
+with numbers up to 30, and the short problems of ``gsm_symbolic``. Only problems whose result is a
+whole number of at least 0 are kept, because the published rewards do not count -4 as an integer.
+The system message is the same as for GSM8K.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ GENERATORS: dict[str, tuple[str, dict[str, int | float]]] = {
     SHORT: ("chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}),
     WORDS: ("gsm_symbolic", {"difficulty": 1.0}),
 }
-LONGEST, LARGEST = 250, 30  # characters of a question, number of a sum
+# The largest number of characters of a question, and the largest number in a sum.
+LONGEST, LARGEST = 250, 30
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
-# Worked examples; each has a larger number, so none of them is drawn as a question.
+# Worked examples. Each of them contains a number above `LARGEST`, so that no question is equal to
+# an example.
 WORKED = (("31 + 4", "35"), ("2 + 40 + 5", "47"), ("40 - 6 + 5", "39"), ("60 - 35 - 2", "23"))
 
-# The generator seeds question i with seed + i; consecutive numbers would share questions.
+# The generator uses seed + i as the seed of question i. So one data set with a fixed seed is used,
+# whose entries are drawn at random: data sets with consecutive seeds would share questions.
 _SEEDS = 2**31
-_PROBLEMS = 2**16  # its generator makes a list of them first
+_PROBLEMS = 2**16  # the generator of word problems first makes a list of all of them
 
 
 @cache
 def generator(name: str = DATA_SOURCE) -> Any:
-    """Return Reasoning Gym's data set, in which entry i is a function of i."""
+    """Return a data set of Reasoning Gym, whose entry i depends only on i."""
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
@@ -59,16 +63,21 @@ def generator(name: str = DATA_SOURCE) -> Any:
 
 
 def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0) -> Example:
-    """Draw one question whose result is a whole number of at least 0, after worked examples.
+    """Draw a question whose result is a whole number of at least 0.
 
     For a sum, ``extra_info`` of the row contains the ``expression``, for example ``9 + 8 - 7``.
+
+    Args:
+      rng: draws the question.
+      name: one of `GENERATORS`.
+      shots: the number of worked examples in front of the question.
     """
     while True:
         entries = generator(name)
         entry = entries[rng.randrange(len(entries))]
         answer, expression = entry["answer"], entry["metadata"].get("expression", "")
         question = expression if name == SHORT else entry["question"]
-        # Every second word of a sum is a number; the others are its signs.
+        # The words of a sum are numbers and signs in turn.
         small = all(int(number) <= LARGEST for number in expression.split()[::2])
         is_kind = name != SHORT or "-" not in expression
         if answer.isdecimal() and len(question) <= LONGEST and small and is_kind:
@@ -88,8 +97,9 @@ def draw_example(rng: random.Random, *, name: str = DATA_SOURCE, shots: int = 0)
 def prepare(
     out_dir: Path, *, name: str = DATA_SOURCE, shots: int = 0, **options: Any
 ) -> dict[str, Any]:
-    """Write sums or word problems to ``out_dir``; see `generated.write` for the rest."""
-    generator(name)  # says how to install the package, whose version is read below
+    """Write sums or word problems to ``out_dir``; `generated.write` explains the options."""
+    # This call raises an error with a remedy if the package is missing, whose version is read next.
+    generator(name)
     version = importlib.metadata.version("reasoning-gym")
     kind, chosen = GENERATORS[name]
     limits = {"results": "0 or more", "longest_question": LONGEST, "largest_number": LARGEST}

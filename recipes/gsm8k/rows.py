@@ -1,12 +1,12 @@
-"""GSM8K: grade-school mathematics with whole numbers for answers.
+"""GSM8K: grade-school mathematics problems whose answers are whole numbers.
 
     {"question": "Ines had 20 stamps. She used 6 and got 5. How many has she?",
      "answer": "20 - 6 = 14\\n14 + 5 = 19\\n#### 19"}            ->  ground truth "19"
 
-https://huggingface.co/datasets/openai/gsm8k (MIT), configuration ``main``; the same columns as in
-https://github.com/openai/grade-school-math. The ground truth keeps its commas, as in the published
-example of GDPO (https://arxiv.org/abs/2601.05242). The rows are for the three rewards of
-`rewards.gsm8k`.
+https://huggingface.co/datasets/openai/gsm8k (MIT), configuration ``main``. The files of
+https://github.com/openai/grade-school-math have the same columns. The ground truth keeps its
+commas, as in the published example of GDPO (https://arxiv.org/abs/2601.05242). The rows are for the
+three rewards of `rewards.gsm8k`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ exactly this form and with nothing else around it:
 <think>your thoughts</think>
 <answer>the number</answer>"""
 
-# Question, thought and answer of each worked example; they are ours, and in no data set.
+# The question, the thought and the answer of each worked example. The examples were written for
+# this project, and are in no data set.
 WORKED: Sequence[tuple[str, str, str]] = (
     ("A hut has 3 beds and a barn has 4. How many beds are there?", "3 + 4 = 7", "7"),
     ("Ines had 20 stamps. She used 6 and got 5. How many has she?", "20 - 6 + 5 = 19", "19"),
@@ -42,7 +43,7 @@ WORKED: Sequence[tuple[str, str, str]] = (
 
 
 def turns(worked: Sequence[tuple[str, str, str]] = (), shots: int = 0) -> list[dict[str, str]]:
-    """Build the turns before a question: the system message, then ``shots`` worked examples."""
+    """Return the turns before a question: the system message, and ``shots`` worked examples."""
     if not 0 <= shots <= len(worked):
         raise ValueError(f"--shots: expected 0 to {len(worked)} worked examples, found {shots}")
     before = [{"role": "system", "content": SYSTEM}]

@@ -3,10 +3,10 @@
     Write one or two sentences about the sea. In your entire response, refrain from the use of
     any commas.
 
-Topics and constraints are drawn here; the sentences of the constraints are IFEval's own (package
-if-verifiable, Apache-2.0). With ``--from``, the rows come from
-https://huggingface.co/datasets/allenai/RLVR-IFeval (ODC-BY). The rows are for the rewards of
-`rewards.instructions`.
+This module draws topics and constraints at random. The sentences that describe the constraints are
+those of IFEval (package if-verifiable, Apache-2.0). With ``--from``, the rows come from
+https://huggingface.co/datasets/allenai/RLVR-IFeval (ODC-BY) instead. The rows are for the rewards
+of `rewards.instructions`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ electricity, castles, snow, languages, swimming, the stars, soap, owls, potatoes
 markets, shoes, lighthouses, gold, theatre
 """
 TOPICS = tuple(topic.strip() for topic in _TOPICS.split(","))
-# Words for the checker, which also finds them inside other words; these are rare there.
+# Words that a text has to contain or to avoid. The checker also finds a word inside other words,
+# where these words are rare.
 KEYWORDS = ("people", "water", "world", "because", "often", "small", "years", "always", "together")
 ENDINGS = ("That is all.", "The end.", "Now you know.", "Thank you for reading.")
 
@@ -57,7 +58,7 @@ CONSTRAINTS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "detectable_format:json_format": lambda rng: {},
 }
 
-# RLVR-IFeval's functions for constraints that IFEval has.
+# The functions of RLVR-IFeval, and the ids of the same constraints in IFEval.
 FUNCTIONS = {
     "verify_keywords": "keywords:existence",
     "validate_forbidden_words": "keywords:forbidden_words",
@@ -79,7 +80,7 @@ FUNCTIONS = {
     "validate_quotation": "startend:quotation",
     "validate_no_commas": "punctuation:no_comma",
 }
-# Arguments with another name in RLVR-IFeval; every num_… is N.
+# Arguments of IFEval that have another name in RLVR-IFeval. Every argument num_… is called N there.
 COLUMNS = {
     "keywords": "keyword_list",
     "nth_paragraph": "i",
@@ -93,7 +94,7 @@ REPEAT = (
 
 
 def ground_truth(topic: str, constraints: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write a topic and its constraints as `rewards.instructions.parse_ground_truth` reads them."""
+    """Return a topic and its constraints as text, for `rewards.instructions.parse_ground_truth`."""
     names, options = list(constraints), list(constraints.values())
     return json.dumps({"topic": topic, "instruction_id_list": names, "kwargs": options})
 
@@ -152,7 +153,8 @@ def _options(name: str, constraint: Mapping[str, Any]) -> dict[str, Any]:
         words = options.get("num_words")
         options["num_words"] = words + more if isinstance(words, int) else None
     if name == "combination:repeat_prompt":
-        # "The request you need to repeat does not include this sentence", and the column does.
+        # The prompt says that the request to repeat does not include the sentence `REPEAT`, but the
+        # column includes it.
         options["prompt_to_repeat"] = str(constraint.get("original_prompt") or "").replace(
             REPEAT, ""
         )
@@ -160,8 +162,8 @@ def _options(name: str, constraint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare(out_dir: Path, *, source: str | None = None, **options: Any) -> dict[str, Any]:
-    """Write rows that are drawn here, or RLVR-IFeval's; see `generated.write` and `build`."""
-    rewards.registry()  # says how to install the packages
+    """Write drawn rows, or the rows of RLVR-IFeval; see `generated.write` and `build`."""
+    rewards.registry()  # raises an error with a remedy if the packages are missing
     if source is not None:
         about = {"data_source": DATA_SOURCE, "published": "allenai/RLVR-IFeval on the hub; ODC-BY"}
         return build(out_dir, open_source(source), convert, about=about, **options)

@@ -4,13 +4,13 @@
      "description": "Essential Criteria: Names the most likely cause.", "weight": 5}]}
 
 Two layouts are read: that of ScaleAI/RaR-Medicine and ScaleAI/RaR-Science, and that of HealthBench,
-whose `rubrics` are a list of {criterion, points, tags}. The criteria become `extra_info.rubric`, as
-the judge reads them (`gdpo_verl.rewards.rubric`).
+whose `rubrics` are a list of {criterion, points, tags}. The criteria become `extra_info.rubric`,
+where the judge reads them (`gdpo_verl.rewards.rubric`).
 
-A negative weight has two meanings in published sets. "Recommends an antibiotic" is a *failure*,
-which is bad when it is met. "Avoids recommending an antibiotic" is good when it is met, so that
-its weight has to be positive; as written, it would train the wrong way. In HealthBench every
-criterion with negative points is a failure.
+A negative weight has two meanings in published data sets. The criterion "Recommends an antibiotic"
+describes a *failure*: meeting it is bad. The criterion "Avoids recommending an antibiotic" is good
+when it is met. Its weight has to become positive, because a negative weight would punish good
+responses. In HealthBench every criterion with negative points describes a failure.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gdpo_verl.rewards.rubric import criteria_fault
 
 DATA_SOURCE = "rubrics"
 POLARITIES = ("text", "failure", "avoided")
-"""The values of ``--negative``: what a criterion with a negative weight says."""
+"""The values of ``--negative``: the meaning of a criterion with a negative weight."""
 _LEAD = re.compile(r"\A\s*(\w+ criteria:)?\s*((the )?(response|answer)\s+)?", re.IGNORECASE)
 _AVOIDED = re.compile(r"(avoid|refrain|(should|must) (not|never))", re.IGNORECASE)
 _NEGATED = re.compile(r"\b(not|never|no|without|avoid\w*|refrain\w*|lack\w*)\b|n't", re.IGNORECASE)
 
 
 def polarity_of(text: str) -> str:
-    """Return "avoided" or "failure" where the text of a criterion says which, else "".
+    """Return "avoided" or "failure", judging by the text of a criterion; "" if it is unclear.
 
     >>> polarity_of("Pitfall Criteria: Avoids recommending surgery.")
     'avoided'
@@ -45,18 +45,22 @@ def polarity_of(text: str) -> str:
     >>> polarity_of("Does not mention surgery.")
     ''
     """
-    said = text[_LEAD.match(text).end() :]  # type: ignore[union-attr]  # it matches any text
-    if _AVOIDED.match(said):
+    statement = text[_LEAD.match(text).end() :]  # type: ignore[union-attr]  # it matches any text
+    if _AVOIDED.match(statement):
         return "avoided"
-    return "" if _NEGATED.search(said) else "failure"
+    return "" if _NEGATED.search(statement) else "failure"
 
 
 def convert(record: Record, negative: str, used: Counter[str]) -> Row:
-    """Convert a row; raise `BadRow` for one without criteria, or of unclear polarity.
+    """Convert a row to verl's columns.
 
     Args:
+      record: the row.
       negative: one of `POLARITIES`.
-      used: counts what the criteria with a negative weight were taken for.
+      used: counts the criteria with a negative weight by their meaning.
+
+    Raises:
+      BadRow: the row has no criteria, or the meaning of a negative weight is unclear.
     """
     values = record.values
     if "rubrics" in values:
@@ -68,16 +72,19 @@ def convert(record: Record, negative: str, used: Counter[str]) -> Row:
         criteria = _criteria(values.get("rubric"), "title", "description", "weight")
         messages = [{"role": "user", "content": text_of(values, "question")}]
         truth = str(values.get("reference_answer") or "")
-    taken = [_with_sign(each, negative) for each in criteria]
-    if not any(each["weight"] for each in criteria):
+    polarities = [_with_sign(criterion, negative) for criterion in criteria]
+    if not any(criterion["weight"] for criterion in criteria):
         raise BadRow("rubric", "expected a criterion with a weight, found only weights of 0")
-    used.update(filter(None, taken))
+    used.update(filter(None, polarities))
     info = {**record.place, "rubric": criteria}
     return make_row(DATA_SOURCE, messages, truth, ability="rubrics", extra_info=info)
 
 
 def _with_sign(criterion: dict[str, Any], negative: str) -> str:
-    """Make a negative weight positive where the criterion is something to avoid."""
+    """Make a negative weight positive if meeting the criterion is good; return the polarity.
+
+    The result is "" for a weight of 0 or more.
+    """
     if criterion["weight"] >= 0:
         return ""
     text = criterion["criterion"]
@@ -95,30 +102,34 @@ def _with_sign(criterion: dict[str, Any], negative: str) -> str:
 
 
 def _criteria(rubric: Any, name: str, text: str, weight: str) -> list[dict[str, Any]]:
-    """Return the criteria under our names of columns; without names, the texts name them."""
-    if not isinstance(rubric, list) or not all(isinstance(each, Mapping) for each in rubric):
+    """Return the criteria of a rubric, each with a distinct name, its text and its weight.
+
+    Args:
+      rubric: the rubric, as the row contains it.
+      name, text, weight: the keys in this rubric. A criterion without a name is named by its text.
+    """
+    if not isinstance(rubric, list) or not all(isinstance(item, Mapping) for item in rubric):
         raise BadRow("rubric", f"expected a list of criteria, found {rubric!a:.100}")
     criteria: list[dict[str, Any]] = []
-    for each in rubric:
-        title = str(each.get(name) or each.get(text) or "")[:80]
-        before = [other["name"] for other in criteria]
+    for item in rubric:
+        title = str(item.get(name) or item.get(text) or "")[:80]
+        names = [criterion["name"] for criterion in criteria]
         number = 2
         distinct = title
-        while distinct in before:
+        while distinct in names:
             distinct = f"{title} ({number})"
             number += 1
-        criterion = {"name": distinct, "criterion": each.get(text), "weight": each.get(weight)}
-        criteria.append(criterion)
+        criteria.append({"name": distinct, "criterion": item.get(text), "weight": item.get(weight)})
     fault = criteria_fault(criteria)
     if fault:
         raise BadRow("rubric", fault)
-    return [each | {"weight": float(each["weight"])} for each in criteria]
+    return [criterion | {"weight": float(criterion["weight"])} for criterion in criteria]
 
 
 def prepare(
     out_dir: Path, *, source: str | None = None, negative: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Write the rows of a data set with rubrics; see `build`."""
+    """Write the rows of a data set with rubrics; `build` explains the options."""
     if source is None:
         raise ValueError(
             "--from: expected a data set with rubrics, such as ScaleAI/RaR-Medicine, found none"

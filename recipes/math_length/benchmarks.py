@@ -3,9 +3,9 @@
     {"problem": "What is $1/4 + 1/4$?", "answer": "\\\\frac{1}{2}"}        AIME, AMC, MATH-500
     {"question": "…", "context": "…", "final_answer": ["$1/2$"]}    OlympiadBench
 
-They are not used for training, so each set is one file, ``test.parquet``. It has the rows of the
-test split if the source has one, else all rows. The prompt is that of `deepscaler`, which the
-recipe uses.
+These sets are not used for training, so each set is one file, ``test.parquet``. It contains the
+rows of the test split if the source has one, else all rows. The prompt is the same as that of
+`deepscaler`, with which the recipe trains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gdpo_verl.lab.tasks.rows import BadRow, Row, make_row, text_of
 from gdpo_verl.lab.tasks.source import Record, open_source
 from gdpo_verl.rewards.math_length import parse_ground_truth
 
-# The source of each set: its id on the hub, and the configuration where there are several.
+# The source of each set: its id on the hub, and its configuration if there are several.
 SETS: dict[str, tuple[str, str | None]] = {
     # The American Invitational Mathematics Examinations of two years.
     "aime24": ("HuggingFaceH4/aime_2024", None),
@@ -70,7 +70,7 @@ def _answer(values: Mapping[str, Any]) -> str:
     """
     column = _first(values, ANSWER_COLUMNS)
     value = values[column]
-    if column == "solution":  # the answer is in its last box
+    if column == "solution":  # the reward's parser finds the answer in the last box
         return text_of(values, column)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -84,7 +84,7 @@ def _answer(values: Mapping[str, Any]) -> str:
 def prepare(
     out_dir: Path, *, name: str, source: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Write the set ``name`` to ``out_dir`` and return its provenance; see `build` for the rest."""
+    """Write a set to ``out_dir`` and return its provenance; `build` explains the options."""
     hub, config = SETS[name]
     return build(
         out_dir,

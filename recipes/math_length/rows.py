@@ -4,8 +4,8 @@
 
 https://huggingface.co/datasets/agentica-org/DeepScaleR-Preview-Dataset (MIT). It has only a
 training split, from which rows are held out. The rows are for the rewards of `rewards.math_length`.
-A row is rejected if math-verify cannot compare its answer with itself: no response could be
-correct.
+A row is rejected if math-verify cannot compare its answer with itself, because then no response
+could be correct.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def convert(record: Record) -> Row:
         [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}],
         answer,
         ability="math",
-        # So that the reward does not accept a copy of its formulas as an answer.
+        # With the question, the reward can reject a copy of the question's formulas as an answer.
         extra_info={**record.place, "question": problem},
     )
 

@@ -1,12 +1,13 @@
-"""Real questions: the Berkeley Function-Calling Leaderboard's, from the package ``bfcl-eval``.
+"""Questions of the Berkeley Function-Calling Leaderboard (BFCL), from the package ``bfcl-eval``.
 
     question   {"id": "simple_python_0", "question": [[{"role": "user", "content": "…"}]],
                 "function": [{"name": "calculate_triangle_area", "parameters": {…}, …}]}
     answers    [{"calculate_triangle_area": {"base": [10], "height": [5], "unit": ["units", ""]}}]
 
-https://github.com/ShishirPatil/gorilla, Apache-2.0. All single-turn Python questions with accepted
-answers. The ground truth has the first listed answer for each argument. A row is kept only if the
-leaderboard's own checker accepts it; the provenance lists the other rows with the checker's reason.
+https://github.com/ShishirPatil/gorilla, Apache-2.0. The rows are all single-turn Python questions
+that have accepted answers. The ground truth contains the first listed answer for each argument. A
+row is kept only if the leaderboard's own checker accepts its ground truth. The provenance lists the
+other rows with the checker's reason.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ CATEGORIES = (
 
 
 def _first(value: Any) -> Any:
-    """Take the first value that each dict of an answer lists for a key; "" may be left out."""
+    """Replace each list of accepted values by its first value.
+
+    A key whose first value is "" is left out, because "" marks an optional argument.
+    """
     if isinstance(value, Mapping):
         chosen = {}
         for key, accepted in value.items():
@@ -53,7 +57,7 @@ def _first(value: Any) -> Any:
 
 
 def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
-    """Make calls of the first answer listed for each argument.
+    """Return the calls with the first accepted value of each argument.
 
     >>> first_answer([{"area": {"side": [3, 3.0], "unit": ["", "cm"]}}])
     [('area', {'side': 3})]
@@ -62,7 +66,7 @@ def first_answer(accepted: list[dict[str, Any]]) -> list[Call]:
 
 
 def tool_block(function: Mapping[str, Any]) -> str:
-    """Describe a function of the leaderboard as in a prompt."""
+    """Return the description of a leaderboard's function for a prompt."""
     schema = function["parameters"]
     required = schema.get("required", [])
     parameters = {
@@ -73,20 +77,23 @@ def tool_block(function: Mapping[str, Any]) -> str:
 
 
 def chat(question: Mapping[str, Any], frame: prompt.PromptFrame) -> list[dict[str, str]]:
-    """Write the prompt for the first turn of a question."""
+    """Return the prompt for the first turn of a question."""
     blocks = [tool_block(function) for function in question["function"]]
     history = [prompt.turn(turn["role"], turn["content"]) for turn in question["question"][0]]
     return prompt.messages(blocks, history, frame)
 
 
 def questions(seed: int = 0) -> Iterator[Record]:
-    """Read every question with its category and accepted answers, split nine to one by ``seed``."""
+    """Yield every question with its category and accepted answers.
+
+    The seed divides the questions into training and validation, nine to one.
+    """
     utils = load_module("utils")
     for category in CATEGORIES:
         entries = utils.load_dataset_entry(category, include_language_specific_hint=False)
         accepted = utils.load_ground_truth_entry(category)
         for question, answer in zip(entries, accepted, strict=True):
-            # By its text, so that the same text is never in both splits.
+            # The split depends on the text, so that equal questions are in the same split.
             text = "\n".join(turn["content"] for turn in question["question"][0])
             digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
             share = int.from_bytes(digest[:8], "big") / 2**64
@@ -96,7 +103,7 @@ def questions(seed: int = 0) -> Iterator[Record]:
 
 
 def convert(record: Record) -> Row:
-    """Convert to verl's columns; raise `BadRow` where the checker rejects the first answers."""
+    """Convert to verl's columns; raise `BadRow` if the checker rejects the ground truth."""
     values = record.values
     category = values["category"]
     calls = first_answer(values["accepted"])
@@ -109,7 +116,7 @@ def convert(record: Record) -> Row:
         category,
         MODEL,
     )
-    if not verdict["valid"]:  # a few rows, for which no response could be rewarded
+    if not verdict["valid"]:  # for these few rows, no response could get the full reward
         raise BadRow("checker", "; ".join(map(str, verdict["error"])))
     names = " and ".join(dict.fromkeys(name for name, _ in calls))
     return make_row(
@@ -123,7 +130,7 @@ def convert(record: Record) -> Row:
 
 def prepare(out_dir: Path, *, seed: int = 0, **options: Any) -> dict[str, Any]:
     """Write the accepted questions and return their provenance; see `build` for the options."""
-    package()  # says how to install it
+    package()  # raises an error with a remedy if bfcl-eval is missing
     origin = f"bfcl-eval {importlib.metadata.version('bfcl-eval')} from PyPI, {REPOSITORY}"
     source = RecordSource(questions(seed), {"package": origin})
     about = {"data_source": DATA_SOURCE, "license": "Apache-2.0"}

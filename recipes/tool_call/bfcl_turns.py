@@ -1,8 +1,9 @@
-"""BFCL's dialogues: bfcl-eval's own loop, simulated APIs and checker as an agent loop of verl.
+"""An agent loop of verl for BFCL's dialogues, with bfcl-eval's own loop, APIs and checker.
 
-The rows of multi_turn.parquet from ``prepare bfcl-v3`` name this agent loop. Each response is a
-step; the prompt of each step is written again, in the format of the training data. Importing this
-module imports bfcl-eval's generation and scoring.
+The rows of multi_turn.parquet from ``prepare bfcl-v3`` name this agent loop. A dialogue consists of
+steps. In each step, the model gets a new prompt with the dialogue so far, in the format of the
+training data, and writes one text. Importing this module also imports bfcl-eval's generation and
+scoring.
 """
 
 from __future__ import annotations
@@ -33,44 +34,44 @@ from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.rewards.tool_text import read
 
 MOST_DIGITS = 10_000
-"""The largest exponent and precision for the simulated calculator; with larger ones it may compute
-forever."""
+"""The largest exponent and precision for the simulated calculator, which could otherwise compute
+for an unlimited time."""
 AT_ONCE = 64
-"""The most dialogues at a time in an agent loop worker, one thread for each."""
+"""The largest number of dialogues that an agent loop worker holds at a time, one thread each."""
 
 log = logging.getLogger(__name__)
 runner = load_module("eval_checker.eval_runner")
 simulator = load_module("eval_checker.multi_turn_eval.multi_turn_utils")
 _base = load_module("model_handler.base_handler")
-vars(_base)["print"] = log.debug  # it prints a line for every step
+vars(_base)["print"] = log.debug  # bfcl-eval prints a line for every step
 _pool = ThreadPoolExecutor(AT_ONCE)
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Step:
-    """One response of a dialogue."""
+    """One text that the model writes in a dialogue."""
 
     text: str
-    prompt: Sequence[int]  # in tokens, as are the
-    tokens: Sequence[int]  # of the answer
-    extra_fields: Mapping[str, Any]  # verl's
+    prompt: Sequence[int]  # the tokens of the prompt
+    tokens: Sequence[int]  # the tokens of the text
+    extra_fields: Mapping[str, Any]  # verl's extra fields of the generation
 
 
 Ask = Callable[[Sequence[Mapping[str, str]]], Step]
 
 
 class PromptTooLong(Exception):
-    """A dialogue became longer than the context of the model."""
+    """The error if a dialogue becomes longer than the context of the model."""
 
 
 class TurnsAgentLoop(AgentLoopBase):
-    """Hold a dialogue with the model, and judge it at the end."""
+    """An agent loop that holds a dialogue with the model, and scores it at the end."""
 
     async def run(
         self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
     ) -> AgentLoopOutput:
-        """Hold the dialogue of a row; all of its steps, one after the other, are one response."""
+        """Hold the dialogue of a row; the texts of all steps together are one response."""
         loop = asyncio.get_running_loop()
         truth = json.loads(kwargs["reward_model"]["ground_truth"])
         frame = prompt.parse_frame(kwargs["raw_prompt"][0]["content"])
@@ -115,12 +116,12 @@ class TurnsAgentLoop(AgentLoopBase):
 def hold(
     truth: Mapping[str, Any], frame: prompt.PromptFrame | None, ask: Ask
 ) -> tuple[list[Step], dict[str, float]]:
-    """Hold a dialogue to its end; return its responses and their rewards.
+    """Hold a dialogue to its end; return its steps and its rewards.
 
     Args:
       truth: the row's ground truth: category, entry and accepted calls.
-      frame: the fixed texts of its prompt.
-      ask: a function that answers a chat; it raises `PromptTooLong`.
+      frame: the fixed texts of the prompt.
+      ask: generates the model's text for a chat, or raises `PromptTooLong`.
     """
     entry = truth["entry"]
     with simulation() as model:
@@ -136,7 +137,13 @@ def hold(
 
 
 def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
-    """Score a dialogue: a list of responses per turn; a text is the error that ended it."""
+    """Score a dialogue.
+
+    Args:
+      truth: the row's ground truth.
+      said: the model's texts, a list for each turn; a text instead of the list is the error that
+        has ended the dialogue.
+    """
     entry = truth["entry"]
     turns = said if isinstance(said, list) else []
     readings = [read(assistant_text(step)) for turn in turns for step in turn]
@@ -162,15 +169,16 @@ def judge(truth: Mapping[str, Any], said: Any) -> dict[str, float]:
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:
-    held_back = entry.get("missed_function", {}).values()
+    """Return the names of all functions of a dialogue, also of those that a later turn reveals."""
+    revealed_later = entry.get("missed_function", {}).values()
     documents = list(entry["function"])
-    for documents_of_turn in held_back:
+    for documents_of_turn in revealed_later:
         documents += documents_of_turn
     return [document["name"] for document in documents]
 
 
 class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
-    """Ask in the format of the training data, and parse responses as the reward does."""
+    """A handler of bfcl-eval that writes prompts and reads responses as in training."""
 
     def __init__(
         self,
@@ -183,7 +191,7 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         super().__init__(model_name, 0, MODEL, is_fc_model=False)
         self.frame = frame or prompt.PromptFrame()
         self.ask = ask
-        # Any other function is undefined, as in bfcl-eval, even if Python has such a name.
+        # Every other name counts as undefined, even if Python has a function of this name.
         self.names = frozenset(names)
         self.steps: list[Step] = []
 
@@ -247,15 +255,18 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
     def decode_ast(
         self, result: str, language: Any, has_tool_call_tag: bool
     ) -> list[dict[str, Any]]:
-        """Parse the calls of a response; raise ValueError when they cannot be parsed."""
+        """Parse the calls of a response; raise ValueError if they cannot be parsed."""
         reading = read(assistant_text(result))
         if reading.error:
             raise ValueError(reading.error.name)
         return [{call["name"]: call["parameters"]} for call in reading.calls]
 
     def decode_execute(self, result: str, has_tool_call_tag: bool) -> list[str]:
-        """Write the calls as expressions, which bfcl-eval passes to `eval`: a name that is known to
-        be harmless, and literals."""
+        """Return the calls as expressions, which bfcl-eval passes to `eval`.
+
+        An expression contains only the name of a function of the dialogue, and literals, so that
+        `eval` can execute nothing else.
+        """
         calls = self.decode_ast(result, None, has_tool_call_tag)
         return [self._expression(*item) for call in calls for item in call.items()]
 
@@ -271,8 +282,10 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
 
 @contextmanager
 def simulation() -> Iterator[str]:
-    """Provide an unused model name. bfcl-eval keeps the state of its simulated APIs under the names
-    of model and question, and that state is deleted at the end of the context."""
+    """Yield an unused model name, and delete the state of the simulated APIs at the end.
+
+    bfcl-eval stores this state under the names of the model and the question.
+    """
     name = f"gdpo_verl_{next(_numbers)}_run"
     try:
         yield name

@@ -1,10 +1,11 @@
-"""The leaderboard's questions for evaluation: all 4441 of BFCL's version 3, from ``bfcl-eval``.
+"""All 4441 questions of BFCL's version 3, for evaluation, from the package ``bfcl-eval``.
 
-    test.parquet         one turn each, judged by the reward `rewards.bfcl`
-    multi_turn.parquet   dialogues with simulated APIs, held by the agent loop of `bfcl_turns`
+    test.parquet         questions of one turn, for the reward `rewards.bfcl`
+    multi_turn.parquet   dialogues with simulated APIs, for the agent loop of `bfcl_turns`
 
-The prompt is that of the training run, not the leaderboard's own, so that evaluation and training
-are alike. Its fixed texts are those of `gdpo-verl prepare bfcl`, or of training rows (``--from``).
+The prompt has the layout of the training run, not that of the leaderboard, so that a model is
+evaluated as it was trained. The fixed texts of the prompt are those of `gdpo-verl prepare bfcl`, or
+those of training rows (``--from``).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ MULTI_TURN = (
     "multi_turn_miss_param",
     "multi_turn_long_context",
 )
-# The hint says which language the documentation is in. Python's goes without saying, as in
-# `prepare bfcl`; the others' says that every value is to be a text.
+# Categories whose prompts get the hint of bfcl-eval about the programming language. For Java and
+# JavaScript it says that every value has to be a text. Python needs no hint, as in `prepare bfcl`.
 _HINTED = ("simple_java", "simple_javascript")
 
 
@@ -57,8 +58,8 @@ def prepare(
     """Write the questions to ``out_dir`` and return their provenance.
 
     Args:
-      out_dir: gets test.parquet, multi_turn.parquet and provenance.json.
-      source: a parquet file of training rows, whose prompt is used.
+      out_dir: the folder for test.parquet, multi_turn.parquet and provenance.json.
+      source: a Parquet file of training rows, whose prompt is used.
       seed: ignored, because nothing is drawn.
       length: ignored, because no question of the leaderboard is left out.
     """
@@ -77,7 +78,7 @@ def prepare(
 
 
 def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
-    """Return the questions of a category in verl's columns, for the reward `rewards.bfcl`."""
+    """Yield the questions of a category in verl's columns, for the reward `rewards.bfcl`."""
     utils = load_module("utils")
     entries = utils.load_dataset_entry(category, include_language_specific_hint=False)
     shown = utils.load_dataset_entry(category) if category in _HINTED else entries
@@ -96,16 +97,16 @@ def rows(category: str, frame: prompt.PromptFrame) -> Iterator[Row]:
             ability="tool_call",
             extra_info={"index": index, "split": "test", "id": entry["id"]},
         )
-        # Both files need it: if they are read together, a row without it would have no value.
+        # Both files need this column: verl may read them together, and then needs it in each row.
         row["agent_name"] = AGENT if several else "single_turn_agent"
         yield row
 
 
 def frame_of(source: str) -> prompt.PromptFrame:
-    """Find the text around the tools in the prompts of a parquet file, if they have tools.
+    """Return the fixed texts around the tools in the prompts of a Parquet file.
 
     Raises:
-      ValueError: the file has no prompts with tools, or several texts.
+      ValueError: the file has no prompts with tools, or its prompts have different fixed texts.
     """
     try:
         column = pq.read_table(Path(source).expanduser(), columns=["prompt"]).to_pylist()

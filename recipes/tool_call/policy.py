@@ -1,4 +1,4 @@
-"""Teach a pretrained model the calls of the leaderboard's questions, for `make-policy`."""
+"""Teach a pretrained model tool calls with BFCL's questions, for `gdpo-verl make-policy`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gdpo_verl.lab.tasks.build import sift
 from gdpo_verl.lab.tasks.examples import Call, Example
 from gdpo_verl.rewards import tool_call
 
-# The limit for questions of the leaderboard, in characters.
+# The longest prompt and the longest ground truth of the questions that are used, in characters.
 _MOST_PROMPT = 1200
 _MOST_ANSWER = 200
 
@@ -34,13 +34,13 @@ def _wrong_value(call: Call, example: Example, rng: random.Random) -> Call:
     return name, {**arguments, key: rng.choice(example.question.split())}
 
 
-# The questions have any tools and arguments; a flaw that does not apply does not change the call.
+# Not every flaw applies to every tool. A flaw that does not apply leaves the call unchanged.
 FLAWS: Flaws = {_wrong_value: 6, missing_argument: 2, wrong_tool: 2}
 
 
 @cache
 def _examples() -> dict[str | None, list[Example]]:
-    """Return the short questions of both splits, split as by `gdpo-verl prepare bfcl`."""
+    """Return the short questions of both splits, the same splits as `gdpo-verl prepare bfcl`."""
     short: dict[str | None, list[Example]] = {}
     for split, rows in sift(bfcl.questions(), bfcl.convert).by_split.items():
         short[split] = []

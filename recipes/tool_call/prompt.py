@@ -1,8 +1,8 @@
 """The prompt and the reference answer of a tool-calling row.
 
-The form is that of the GDPO paper's tool-calling task (https://arxiv.org/abs/2601.05242, after
-ToolRL), with shorter words: the system message lists the tools and the output format, the user
-message holds the dialogue so far.
+The layout is that of the tool-calling task in the paper of GDPO (https://arxiv.org/abs/2601.05242,
+after ToolRL), with shorter texts. The system message lists the tools and describes the output
+format. The user message contains the dialogue so far.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PromptFrame:
 
 
 def parse_frame(system: str) -> PromptFrame | None:
-    """Read the frame of a system message, ToolRL's own among them; None when it lists no tools.
+    """Read the fixed texts of a system message, also of ToolRL's; None if it lists no tools.
 
     >>> parse_frame("Tools:\\n1. Name: f\\nDescription: d\\nParameters: {}\\n\\nThink first.")
     PromptFrame(header='Tools:\\n', footer='\\nThink first.')
@@ -63,22 +63,28 @@ def parse_frame(system: str) -> PromptFrame | None:
 
 
 def tool_block(name: str, description: str, parameters: Mapping[str, Any]) -> str:
-    """Write a tool's three lines, without the number that goes in front of them."""
-    # Each field is one line, as in ToolRL's data; descriptions from elsewhere have several.
+    """Return the three lines that describe a tool, without the number in front of them."""
+    # Each field is one line, as in ToolRL's data. Descriptions from other data have several lines.
     one_line = " ".join(description.split())
     schema = json.dumps(parameters, ensure_ascii=False)
     return f". Name: {name}\nDescription: {one_line}\nParameters: {schema}\n"
 
 
 def turn(role: str, text: str) -> str:
-    """Write a turn of the dialogue as the history lists it."""
+    """Return a turn of the dialogue as a line of the history."""
     return f"<{role}> {text} </{role}>"
 
 
 def messages(
     tool_blocks: Sequence[str], history: Sequence[str], frame: PromptFrame = PromptFrame()
 ) -> list[dict[str, str]]:
-    """Build the chat of one row; ``history`` is the dialogue so far, such as `turn` writes it."""
+    """Return the prompt of one row.
+
+    Args:
+      tool_blocks: the description of each tool, from `tool_block`.
+      history: the lines of the dialogue so far, from `turn`.
+      frame: the fixed texts of the system message.
+    """
     tools = "".join(f"{number}{block}" for number, block in enumerate(tool_blocks, start=1))
     return [
         {"role": "system", "content": f"{frame.header}{tools}{frame.footer}"},
@@ -87,7 +93,7 @@ def messages(
 
 
 def reference_answer(thought: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write the ground truth: a thought, then a line for each (name, parameters) of ``calls``."""
+    """Return the ground truth: a thought, and a line for each call (name, parameters)."""
     objects = [{"name": name, "parameters": parameters} for name, parameters in calls]
     lines = "\n".join(json.dumps(value, ensure_ascii=False) for value in objects)
     return f"{THINK} {thought} {END_THINK}\n{CALL_OPEN}\n{lines}\n{CALL_CLOSE}"

@@ -1,11 +1,12 @@
-"""ToolRL's tool-calling data, ``rlla``, with which GDPO's paper trains.
+"""ToolRL's tool-calling data, ``rlla``, on which the paper of GDPO trains.
 
     {"instruction": "Tools: 1. Name: add …", "input": "<user> Add 1 and 2. </user>",
      "output": "<think> Add. </think>\\n<tool_call>\\n{\"name\": \"add\", …}\\n</tool_call>"}
 
-https://github.com/qiancheng0/ToolRL (Apache-2.0), for the rewards of `rewards.tool_call`.
-``dataset/rlla_4k_raw`` has such lists, and ``dataset/rlla_4k`` has parquet files in verl's columns,
-which are not changed. The ground truth is the complete published output.
+https://github.com/qiancheng0/ToolRL (Apache-2.0). The rows are for the rewards of
+`rewards.tool_call`. ``dataset/rlla_4k_raw`` contains lists of objects like this one, and
+``dataset/rlla_4k`` contains Parquet files in verl's columns, which stay as they are. The ground
+truth is the complete published output.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _raw(values: dict[str, Any]) -> Row:
         [{"role": "system", "content": instruction}, {"role": "user", "content": question}],
         output,
         ability="tool_call",
-        # As ToolRL's own parquet has them.
+        # ToolRL's own Parquet files have the same columns in extra_info.
         extra_info={column: values[column] for column in RAW_COLUMNS},
     )
 

@@ -1,4 +1,4 @@
-"""Word problems that need several tool calls, which run while the policy is sampled."""
+"""Word problems that need several tool calls, which are executed during the rollout."""
 
 from types import ModuleType
 

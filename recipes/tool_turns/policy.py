@@ -1,4 +1,7 @@
-"""The tiny policy of tool turns, for `make-policy`: it learns one turn of a rollout at a time."""
+"""The tiny policy of this task, for `gdpo-verl make-policy`.
+
+A demonstration is one turn of a rollout, after the turns before it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from gdpo_verl.rewards.tool_text import OPEN as CALL_OPEN
 
 
 def next_turn(problem: Example, rng: random.Random) -> Example:
-    """Stop a correct rollout at any turn: the next turn is one call, or the answer alone."""
+    """Cut a correct rollout at a random turn; the next turn is one call, or the answer alone."""
     done = rng.randint(0, len(problem.calls))
     made = list(problem.calls[:done])
     calls = problem.calls[done : done + 1]
-    if calls and rng.random() < 0.1:  # this turn corrects a call that the tool rejected
+    if calls and rng.random() < 0.1:  # the next turn corrects a call that the tool rejected
         made.append(_rejected(calls[0]))
     turns = []
     for call in made:
@@ -46,7 +49,7 @@ def _rejected(call: Call) -> Call:
 
 
 def _miscopied(call: Call, rng: random.Random) -> Call:
-    """Change an argument; it stays a name or a number, so that the tool accepts it."""
+    """Change an argument to another valid name or number, which the tool accepts."""
     name, arguments = call
     key, value = rng.choice(list(arguments.items()))
     for names in (ITEMS, CITIES, sum(UNITS, ())):
@@ -57,7 +60,7 @@ def _miscopied(call: Call, rng: random.Random) -> Call:
 
 
 def _last_call(messages: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the last call, which comes before its tool's result; none where a rollout begins."""
+    """Return the last call of a rollout as a list; empty at the beginning of the rollout."""
     turns = messages[2:]
     if len(turns) < 2:
         return []
@@ -67,23 +70,23 @@ def _last_call(messages: Sequence[Mapping[str, str]]) -> list[str]:
 def demonstrate(
     example: Example, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
-    """Write the next turn; its format and content are wrong with these probabilities.
+    """Write the next turn; its format and content are wrong with the two given probabilities.
 
-    The right call is replaced by another call, a call that the tool rejects, or the last call
-    again; the answer is replaced by another number, or the last call again.
+    A wrong turn replaces the right call by another call, by a call that the tool rejects, or by the
+    last call. It replaces the answer by another number, or by the last call.
     """
     text = example.ground_truth
     last = _last_call(example.messages)
     if rng.random() < flawed_content:
         wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
-        for call in example.calls:  # one call, or none where the answer comes next
+        for call in example.calls:  # there is one call, or none if the answer comes next
             wrong = [written(_miscopied(call, rng))] * 3 + [written(_rejected(call))]
         text = rng.choice(wrong + last)
     if rng.random() < flawed_format:
         untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
         longer = f"{text} Done."
         if CALL_OPEN in text:
-            longer = f"{text}\n{text}"  # verl makes only the first call of a turn
+            longer = f"{text}\n{text}"  # verl executes only the first call of a turn
         text = rng.choice((untagged, longer))
     return text
 
@@ -93,7 +96,7 @@ def _grade(turn: str, ground_truth: str) -> tuple[bool, bool]:
     return re.fullmatch(tags, turn) is not None, ground_truth in turn
 
 
-# The fixed text of a call of each tool. A name is one token everywhere, so it can be copied.
+# The fixed text of a call of each tool. Every name is one token, so that the policy can copy it.
 _CALLS = [f'{CALL_OPEN}\n{{"name": "{name}", "arguments": {{"' for name in TOOLS]
 _ARGUMENTS = ('expression": "', 'amount": ', 'source": "', 'target": "', 'item": "', 'city": "')
 _UNITS = [unit[:-1] for pair in UNITS for unit in pair]
@@ -119,6 +122,6 @@ TASK = PolicyTask(
     demonstrate=demonstrate,
     grade=_grade,
     settings=Settings(steps=640, flawed_format=0.1, flawed_content=0.25),
-    format_band=(0.80, 0.98),  # of one turn of several
+    format_band=(0.80, 0.98),  # for a single turn; a rollout has several
     exact_band=(0.45, 0.85),
 )

@@ -1,4 +1,4 @@
-"""Word problems that need two or three tool calls, which run while the policy is sampled.
+"""Word problems that need two or three tool calls, which are executed during the rollout.
 
     user        What do 7 bags of tea cost in Oslo?
     assistant   <tool_call>
@@ -27,7 +27,7 @@ from gdpo_verl.lab.tasks.examples import Call, Example
 from gdpo_verl.rewards.tool_text import CLOSE, OPEN
 
 DATA_SOURCE = "tool-turns"
-# If the chat template has a place for them, the prompt also contains the schemas of the tools.
+# The prompt also contains the schemas of the tools if the chat template inserts them.
 SYSTEM = """\
 Solve the problem with tools: calculate(expression), convert(amount, source, target), and \
 look_up(item, city) for a price. Call one in a turn, in exactly this form:
@@ -38,21 +38,21 @@ Then answer with the number alone: <answer>the number</answer>"""
 
 
 def told(call: Call) -> str:
-    """Make a call and return the text of the tool."""
-    # As in a rollout, the text is cut if it is too long, so that ground truths match it.
+    """Execute a call and return the text of its result."""
+    # A text that is too long is cut as in a rollout, so that ground truths match the rollout.
     text, _ = run((TOOLS[call[0]].__module__, *call, MOST))
     return text
 
 
 def written(call: Call) -> str:
-    """Write a call as an assistant's turn."""
+    """Return a call as the assistant's turn writes it."""
     text = json.dumps({"name": call[0], "arguments": call[1]})
     return f"{OPEN}\n{text}\n{CLOSE}"
 
 
 def draw_example(rng: random.Random) -> Example:
-    """Draw one of four kinds of problems, with the calls that solve it."""
-    # All that any kind needs, so that the same numbers are drawn for each kind.
+    """Draw a problem of one of four kinds, with the calls that solve it."""
+    # The numbers for all kinds are drawn, so that each kind uses equally many random numbers.
     item, other = rng.sample(ITEMS, 2)
     city = rng.choice(CITIES)
     large, small = rng.choice([*UNITS])

@@ -1,6 +1,7 @@
-"""The tools of tool turns, and `guarded`, with which no call of a tool can harm a run.
+"""The tools of this task, and `guarded`, which prevents that a call of a tool harms a run.
 
-verl runs a function in a thread, which cannot be ended, and accepts a text of any length.
+verl itself would run a tool in a thread, which cannot be ended, and would accept a result of any
+length.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 from gdpo_verl.rewards.deadline import DeadlinePool, serve_questions
 from gdpo_verl.rewards.tool_turns import CUT, EXECUTED, RAISED, TIMED_OUT
 
-MOST = 200  # characters of a result
+MOST = 200  # the largest number of characters of a result
 ERROR = "Error: "
 ITEMS = ("tea", "salt", "rice", "soap", "flour", "sugar", "beans", "honey")
 CITIES = ("Paris", "Tokyo", "Lima", "Oslo", "Cairo", "Delhi", "Quito", "Hanoi")
-# How many of the smaller unit are in one of the larger.
+# The number of smaller units in one larger unit.
 UNITS = {("pounds", "ounces"): 16, ("gallons", "quarts"): 4, ("gallons", "pints"): 8}
 
 _FORMULA = re.compile(r"[0-9.+*/() -]+")
@@ -32,7 +33,7 @@ def calculate(expression: str) -> str:
         expression: numbers with + - * / ** and brackets, such as 3 * (4 + 5)
     """
     try:
-        # The expression has no letters, so it has no names.
+        # The expression has no letters, so that it can contain no names, and `eval` is safe.
         value: Any = eval(expression.strip()) if _FORMULA.fullmatch(expression) else None
         return f"{value:.10g}" if isinstance(value, float) else str(int(value))
     except (SyntaxError, TypeError, ArithmeticError) as error:
@@ -75,22 +76,25 @@ def _known(names: Iterable[str], name: object) -> str:
 def guarded(
     tool: Callable[..., Any], *, deadline: float = 2.0, most: int = MOST
 ) -> Callable[..., tuple[str, float]]:
-    """Run the calls of a tool in another process, each within a deadline; for `function_tool`.
+    """Return a tool whose calls run in another process, each within a deadline.
+
+    The result is meant for verl's `function_tool`.
 
     Args:
-      tool: a function at the top of a module that can be imported. verl makes its schema from its
-        annotations and its docstring in Google's style. The policy gets the text of its errors.
-      deadline: the time of a call in seconds; after it the process is killed.
-      most: the characters of a result; the rest is cut.
+      tool: a function at the top of a module that can be imported. verl makes the tool's schema
+        from the annotations and the docstring in Google's style. The policy gets the texts of the
+        tool's errors.
+      deadline: the time limit of a call, in seconds. After it the process is killed.
+      most: the largest number of characters of a result; the rest is cut.
 
     Returns:
-      The tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`, which
-      verl collects for the reward.
+      the tool, which now returns a text, and `EXECUTED`, `CUT`, `RAISED` or `TIMED_OUT`, which verl
+      collects for the reward.
 
     Raises:
       ImportError: another process cannot import the tool.
     """
-    # Imported now by the process that will run it, not at the first call during a rollout.
+    # The other process imports the tool now, and not at the first call during a rollout.
     where = {"module": tool.__module__, "name": tool.__name__}
     text, outcome = _pool.ask([__name__, "find", where, MOST], 60)
     if outcome == RAISED:
@@ -111,29 +115,33 @@ def guarded(
 
 
 def find(module: str, name: str) -> Any:
-    """Import the tool with this name."""
+    """Import a module, and return its tool with this name."""
     return getattr(importlib.import_module(module), name)
 
 
 def run(question: tuple[str, str, dict[str, Any], int]) -> tuple[str, float]:
-    """Run one call: module and name of the tool, arguments, and characters of the result."""
+    """Run one call, and return its text and its outcome.
+
+    Args:
+      question: the module and the name of the tool, its arguments, and the largest number of
+        characters of the text.
+    """
     module, name, arguments, most = question
     outcome = EXECUTED
     try:
         text = str(find(module, name)(**arguments))
-    except Exception as error:  # the policy gets its text, and the rollout continues
+    except Exception as error:  # the policy gets the text of the error, and the rollout continues
         outcome = RAISED
         text = f"{ERROR}{str(error) or type(error).__name__}"
     if len(text) > most:
         text = f"{text[:most]} [cut: the first {most} of {len(text)} characters]"
         outcome = min(outcome, CUT)  # an error that was cut stays an error
-    # No tokenizer accepts half of a surrogate pair.
+    # No tokenizer accepts one half of a surrogate pair.
     return text.encode(errors="backslashreplace").decode(), outcome
 
 
-_pool = DeadlinePool(
-    "gdpo_verl.recipes.tool_turns.tools", size=2
-)  # calls of a rollout worker at one time
+# A rollout worker can run two calls at a time.
+_pool = DeadlinePool("gdpo_verl.recipes.tool_turns.tools", size=2)
 
 if __name__ == "__main__":
     serve_questions(run)

@@ -1,4 +1,4 @@
-"""The toolbox's tiny policy, for `make-policy`."""
+"""The tiny policy of the toolbox, for `gdpo-verl make-policy`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gdpo_verl.rewards import tool_call
 from gdpo_verl.rewards.thought import END_THINK, THINK
 from gdpo_verl.rewards.tool_text import CLOSE, OPEN
 
-# Fixed parts of the JSON: a response then has half as many tokens.
+# Fixed parts of the JSON become one token each, so that a response has half as many tokens.
 _JSON_PIECES = ('{"name": "', '", "parameters": {"', '": "', '": ', '", "', ', "', '"}}', "}}")
 _BLOCKS = [tool.block for tool in TOOLS.values()]
 

@@ -4,8 +4,9 @@
     user       What is 84 in base 6?
     answer     {"name": "convert_base", "parameters": {"number": 84, "base": 6}}
 
-A user asks for one thing. The tools, among them the needed one, are listed in random order.
-Everything follows from the seed (`generated`). The rows are for the rewards of `rewards.tool_call`.
+A user asks for one thing. The prompt lists several tools in random order, and one of them is the
+needed tool. The seed determines all rows (`generated`). The rows are for the rewards of
+`rewards.tool_call`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Tool:
 
     @property
     def block(self) -> str:
-        """Return the fixed text of the tool in a system message."""
+        """The fixed text of the tool in a system message."""
         schema = {
             name: {"type": "integer" if isinstance(values, range) else "string"}
             for name, values in self.parameters.items()
@@ -125,7 +126,7 @@ TOOLS: Mapping[str, Tool] = {
 
 def draw_example(rng: random.Random) -> Example:
     """Draw one question, with the available tools and the needed call."""
-    rng.random()  # not used; without this draw, every seed would give other data
+    rng.random()  # the number is not used; without this draw, every seed would give other rows
     (needed,) = rng.sample(list(TOOLS), 1)
     arguments = TOOLS[needed].draw(rng)
     question = rng.choice(TOOLS[needed].questions).format(**arguments)
