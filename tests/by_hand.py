@@ -1,4 +1,4 @@
-"""Advantages to be worked out by hand, and how their numbers are compared."""
+"""Small inputs for advantages that are worked out by hand, and comparisons of their numbers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ WHITEN: tuple[Whiten, ...] = ("token", "sequence", "none")
 
 
 def close(found: Tensor, expected: Any, tolerance: float = 1e-5) -> None:
+    """Assert that a tensor is equal to the expected numbers, up to an absolute tolerance."""
     expected = torch.as_tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0.0)
 
@@ -25,12 +26,12 @@ def exactly_zero(found: Tensor) -> bool:
 
 
 def lengths(*tokens: int) -> Tensor:
-    """A mask with these numbers of response tokens in its rows."""
+    """Return a mask whose rows have these numbers of response tokens."""
     return (torch.arange(max(tokens)) < torch.tensor(tokens)[:, None]).long()
 
 
 def by_row(advantage: Tensor, mask: Tensor) -> Tensor:
-    """The one advantage of each row; its masked tokens must be exactly 0."""
+    """Return the advantage of each row; all its tokens must share it, and masked ones must be 0."""
     assert advantage.shape == mask.shape
     assert not bool(advantage[mask == 0].any())
     scalar = torch.stack(

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-# The collector visits a million objects of verl, torch and vLLM, which took a tenth of the time.
+# With its usual threshold, the garbage collector visits a million objects of verl, torch and vLLM,
+# and takes a tenth of the time of the tests.
 gc.set_threshold(100_000)
 
-# Container images often forbid it; compiling verl again in each process takes a third of the time.
+# Container images often forbid bytecode files. Then each process compiles verl again, which takes a
+# third of the time of the tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# With an installed copy, the tests of a broken checkout would pass.
+# If an installed copy were tested instead of the checkout, a broken checkout would pass the tests.
 _checkout = Path(__file__).resolve().parents[1]
 _found = find_spec("gdpo_verl")
 if _found is None or _found.origin != str(_checkout / "gdpo_verl" / "__init__.py"):
@@ -29,10 +31,10 @@ if _found is None or _found.origin != str(_checkout / "gdpo_verl" / "__init__.py
         "--import-mode."
     )
 
-# A background job of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
+# A background job of a shell ignores Ctrl-C. The commands that tests interrupt would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# pytest's workers begin with the files that take longest.
+# The files that take longest. The workers of pytest-xdist begin with them.
 LONGEST = (
     "test_wheel.py",
     "test_chaos.py",
@@ -57,12 +59,15 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and the clusters last, because they wait for the others."""
+    """Put the longest files first and the tests of clusters last, because these wait for others."""
     places = {name: place for place, name in enumerate(LONGEST)} | {"test_cluster.py": 1000}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
 def warnings_for_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Propagate our warnings to the root logger, where caplog reads; vLLM needs the opposite."""
+    """Propagate the plug-in's warnings to the root logger, which caplog reads.
+
+    Outside of tests they are not propagated, because vLLM would print them a second time.
+    """
     monkeypatch.setattr(logging.getLogger("gdpo_verl"), "propagate", True)

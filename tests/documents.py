@@ -1,4 +1,4 @@
-"""The pages of the repository, and what CommonMark makes of one."""
+"""The pages of the repository, and a parser of CommonMark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in verl's formats, as the tests of the report write them, and a reader of its page."""
+"""Write runs in verl's formats for the tests of the report, and read the report's page."""
 
 import json
 import uuid
@@ -11,7 +11,7 @@ COMPONENTS = ["format", "correctness"]
 
 
 def training(step, format_, correctness, **more):
-    """One line of the `file` tracker after a training step."""
+    """Return the line of the `file` tracker for a training step."""
     data = {
         "training/global_step": step,
         "rewards/format/mean": format_,
@@ -23,7 +23,7 @@ def training(step, format_, correctness, **more):
         "gdpo/correctness/constant_groups": 0.5,
         "rewards/correctness/max": 3.0,
         "timing_s/step": 2.0,
-        "actor/entropy": None,  # orjson writes NaN so
+        "actor/entropy": None,  # orjson writes NaN as null
     }
     return {"step": step, "data": data | more}
 
@@ -38,19 +38,19 @@ def validation(format_, correctness):
 
 
 def answer(prompt, output, format_, correctness):
-    """One row of a validation dump."""
+    """Return a row of a validation dump."""
     score = format_ + correctness
     scores = {"score": score, "reward": score, "format": format_, "correctness": correctness}
     return {"input": prompt, "output": output, "gts": f"call for {prompt} {HOSTILE}", **scores}
 
 
 def rollout(uid, format_, correctness, gdpo, grpo):
-    """One row of a rollout dump, with what the plug-in adds."""
+    """Return a row of a rollout dump, with the columns of the plug-in."""
     advantages = {"gdpo_advantage": gdpo, "grpo_advantage": grpo}
     return {"uid": uid, **answer("question", "…", format_, correctness), **advantages}
 
 
-# Format and correctness add up to 2 in both of the first rows: GRPO sees one reward.
+# Format and correctness add up to 2 in both of the first rows, so that they are equal for GRPO.
 COLLAPSED = [
     rollout("a_0_0", 1.0, 1.0, 0.9, 0.5),
     rollout("a_1_0", 0.0, 2.0, -0.2, 0.5),
@@ -62,7 +62,7 @@ COLLAPSED = [
 
 
 def verls_uid(name):
-    """A uid as verl makes it, the same for the same name."""
+    """Return a UUID, as verl uses for uids; the same name gives the same UUID."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
 
@@ -72,7 +72,7 @@ def write_lines(path, records, end=""):
 
 
 def write_run(path, estimator="gdpo", *, gain=1.0):
-    """Three steps, validated before the first and after the last."""
+    """Write a run of three steps, with a validation before the first and after the last step."""
     last = training(3, 0.8, 0.5 + gain, **validation(0.9, 1.5), **{"timing_s/testing": 4.0})
     lines = [
         {"step": 0, "data": validation(0.6, 0.25)},
@@ -94,13 +94,13 @@ def write_run(path, estimator="gdpo", *, gain=1.0):
 
 
 class Page(HTMLParser):
-    """A page as a browser takes it, without running its script.
+    """A page as a browser parses it, without running its script.
 
     Attributes:
-      tags, references: of every element.
-      open: elements that were not closed.
-      text: what is shown.
-      scripts: id to text of the script elements; the page's own has none.
+      tags, references: the names of all elements, and all addresses in their attributes.
+      open: the elements that are not closed.
+      text: the text that a browser shows.
+      scripts: the text of each script element by its id; the page's own script has no id.
     """
 
     def __init__(self, html):
@@ -122,7 +122,7 @@ class Page(HTMLParser):
             self.script = dict(attrs).get("id", "")
         for name, value in attrs:
             is_reference = name in {"src", "href", "xlink:href", "action", "data", "srcset"}
-            if is_reference and value != "data:,":  # no icon
+            if is_reference and value != "data:,":  # the empty icon of the page
                 self.references.append(value or "")
 
     def handle_endtag(self, tag):
@@ -138,11 +138,11 @@ class Page(HTMLParser):
 
 
 def page_of(out, *runs):
-    """The report about runs, written into `out` and read again."""
+    """Write the report about runs into `out`, and return its page."""
     return Page(write_report(runs, out).read_text(encoding="utf-8"))
 
 
 def summary_of(out, *runs):
-    """The report's tables and sentences about runs, as text."""
+    """Write the report about runs into `out`, and return its tables and sentences as text."""
     write_report(runs, out)
     return (out / "summary.md").read_text(encoding="utf-8")

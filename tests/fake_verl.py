@@ -1,4 +1,4 @@
-"""Stand-ins for the rest of verl where one part is tested: a configuration, a trainer, rows."""
+"""Stand-ins for parts of verl: a configuration, a trainer, and rows in its queue."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def compose(name: str, *overrides: str) -> DictConfig:
-    """A recipe's configuration, as verl's driver has it."""
+    """Return the configuration of a recipe, as verl's driver composes it."""
     with hydra.initialize_config_dir(str(RECIPES), version_base=None):
         return hydra.compose(name, list(overrides))
 
 
 def word_tokenizer(*words: str, **parts: Any) -> Any:
-    """A tokenizer of these words, <eos> and <unk> among them, and parts of `tokenizers`."""
+    """Return a tokenizer whose tokens are these words, which must include <eos> and <unk>.
+
+    Further parts of the package `tokenizers` may be given, such as a pre_tokenizer.
+    """
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -36,7 +39,7 @@ def word_tokenizer(*words: str, **parts: Any) -> Any:
 
 
 def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
-    """The toolbox recipe with these settings under `algorithm.gdpo`."""
+    """Return the toolbox recipe with these settings under `algorithm.gdpo`."""
     config = compose("toolbox/gdpo")
     with open_dict(config):
         config.algorithm.adv_estimator = estimator
@@ -46,9 +49,9 @@ def recipe(estimator: str = "gdpo", **algorithm: Any) -> DictConfig:
 
 
 def trainer_of(config: DictConfig, *, hooks: bool = True, reward: Any = None) -> Any:
-    """verl's trainer with nothing set up but what its advantage step and its dump read.
+    """Return verl's trainer with only those attributes that its advantage step and its dump read.
 
-    The components are the recipe's, or those that a reward function declares.
+    The components are those of the recipe, or those that a reward function declares.
     """
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
@@ -66,7 +69,7 @@ def trainer_of(config: DictConfig, *, hooks: bool = True, reward: Any = None) ->
 
 
 def put(queue: Any, rows: list[tuple[str, list[int], dict[str, Any] | None]]) -> Any:
-    """Rows of (key, response mask, components) as an agent loop leaves them in the queue."""
+    """Put rows of (key, response mask, components) into the queue, as an agent loop does."""
     from transfer_queue import KVBatchMeta
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -103,7 +106,7 @@ def put(queue: Any, rows: list[tuple[str, list[int], dict[str, Any] | None]]) ->
 
 @pytest.fixture(autouse=True)
 def emptied(queue: Any) -> Iterator[None]:
-    """No row of a test is left in the queue for the next one."""
+    """Empty the queue after each test."""
     yield
     for partition, rows in (queue.kv_list() or {}).items():
         if rows:

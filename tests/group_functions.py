@@ -1,4 +1,4 @@
-"""Functions of a whole group, as a user writes them for `algorithm.gdpo.derived`."""
+"""Functions of a whole group that a user could write for `algorithm.gdpo.derived`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def brevity(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float | None]:
-    """1 for the shortest of a group, and None for one without a correctness."""
+    """Return 1 for the shortest response of a group; None for a response without correctness."""
     least = min(lengths)
     return [
         None if info["correctness"] is None else float(length == least)
@@ -16,12 +16,12 @@ def brevity(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float | N
 
 
 def verbosity(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float]:
-    """A reward from a diagnostic that is no component."""
+    """Return a reward that depends on a diagnostic, which is no component."""
     return [info["words"] / length for info, length in zip(rewards, lengths, strict=True)]
 
 
 def known(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float]:
-    """1 where a component is scored."""
+    """Return 1 for each response for which a certain component is scored."""
     return [float(info["component_2"] is not None) for info in rewards]
 
 
@@ -50,7 +50,7 @@ async def asynchronous(rewards: Any, lengths: Any) -> Any:
 
 
 def careless(rewards: list[dict[str, Any]], lengths: list[int]) -> list[float]:
-    """Seeds a generator, and changes what it was given."""
+    """Seed Python's generator, and modify the arguments."""
     random.seed(0)
     for info in rewards:
         info.clear()

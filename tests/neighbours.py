@@ -1,9 +1,10 @@
-"""Another plug-in that wraps what ours wraps in verl's trainer: `test_unnoticed` runs this.
+"""Another plug-in that wraps the same methods of verl's trainer as gdpo-verl.
 
     python tests/neighbours.py inside|outside DIRECTORY
 
-`inside` has it wrap first, so that ours is called before it; DIRECTORY is as for `unnoticed`.
-What it saw, and what the methods did, goes to `<inside|outside>.json` in it.
+`test_unnoticed` runs this program. With `inside` the other plug-in wraps first, so that the wrapper
+of gdpo-verl is called before it. DIRECTORY is the same as for `unnoticed`. The calls that the
+plug-in has seen, and the results of the methods, are written to `<inside|outside>.json` there.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
 
 
 def main(where: str, directory: Path) -> None:
-    if where == "inside":  # before verl loads ours, whose hook is then the second
+    if where == "inside":  # registered before verl loads gdpo-verl, whose hook is then the second
         import wrapt
 
         wrapt.register_post_import_hook(move_in, "verl.trainer.ppo.v1")

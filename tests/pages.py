@@ -1,4 +1,4 @@
-"""Pages, in a real Chromium."""
+"""Open pages in a real Chromium."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from waiting import HANGS
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
-PATIENCE = 1000 * HANGS  # milliseconds; playwright's own is half a minute
+PATIENCE = 1000 * HANGS  # milliseconds; playwright's default is half a minute
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def browser():
 
 
 def new_page(browser, **options):
-    """A page in a new context, which `options` are for."""
+    """Open a page in a new browser context with these options."""
     page = browser.new_context(**options).new_page()
     page.set_default_timeout(PATIENCE)
     return page

@@ -1,4 +1,4 @@
-"""Files to prepare rows from, and the rows that `gdpo-verl prepare` has written."""
+"""Write files from which rows are prepared, and read rows that `gdpo-verl prepare` has written."""
 
 import json
 
@@ -9,7 +9,7 @@ COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 
 
 def write(path, rows):
-    """Write rows as the name's ending says, or a text as it is."""
+    """Write rows in the format of the name's ending, or write a text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(rows, str):
         path.write_text(rows)

@@ -1,4 +1,4 @@
-"""Other processes: started by a test, or still running after it."""
+"""Start other processes, and find processes that still run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 def run(
     *command: object, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with these variables in addition to this process's."""
+    """Run a command to its end, with variables in addition to those of this process."""
     return subprocess.run(
         list(map(str, command)),
         capture_output=True,
@@ -45,7 +45,7 @@ def in_fresh_process(code: str, **environment: str) -> dict:
 
 
 def processes_of(needles: Sequence[str]) -> list[str]:
-    """Command lines of running processes that contain one of the needles."""
+    """Return the command lines of running processes that contain one of the needles."""
     found = []
     for pid, _, _, args in _processes():
         if "ps -eww" not in args and any(needle in args for needle in needles):
@@ -54,7 +54,7 @@ def processes_of(needles: Sequence[str]) -> list[str]:
 
 
 def session(*leaders: int) -> list[tuple[int, str]]:
-    """The processes of these sessions, but for zombies, by number and arguments."""
+    """Return the numbers and command lines of the processes of these sessions, without zombies."""
     return [
         (int(pid), args)
         for pid, sid, state, args in _processes()
@@ -63,7 +63,7 @@ def session(*leaders: int) -> list[tuple[int, str]]:
 
 
 def reachable(leader: int) -> set[str]:
-    """The sockets of a session's processes that listen at more than this machine's loopback."""
+    """Return the sockets of a session's processes that other machines could reach."""
     pids = {pid for pid, _ in session(leader)}
     found = set()
     for connection in psutil.net_connections("tcp"):
@@ -77,13 +77,13 @@ def reachable(leader: int) -> set[str]:
 
 
 def _processes() -> list[list[str]]:
-    """Number, session, state and arguments of all processes."""
+    """Return number, session, state and command line of all processes."""
     listing = ["ps", "-eww", "-o", "pid,sid,stat,args"]
     return [line.split(None, 3) for line in run(*listing).stdout.splitlines()[1:]]
 
 
 def environment_without(package: re.Pattern, directory: Path) -> str:
-    """This Python environment but for the files of some packages; returns its interpreter."""
+    """Copy this Python environment without some packages; return the copy's interpreter."""
     venv.create(directory)
     (packages,) = directory.glob("lib/python*/site-packages")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():

@@ -1,4 +1,4 @@
-"""The sandbox's protections that hold on this machine."""
+"""The protections of the sandbox that work on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gdpo_verl.sandbox import protection as protections
 
 
 def working_protections(site_packages: str | None = None) -> Iterator[Protection]:
-    """Every protection that holds here, best first."""
+    """Yield every protection that works on this machine, the best first."""
     for candidate in protections.candidates(site_packages).values():
         with contextlib.suppress(OSError, RuntimeError):
             found = candidate()

@@ -1,4 +1,4 @@
-"""HTTP servers of a test's own, on a free port of this machine."""
+"""HTTP servers for tests, on a free port of this machine."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads and answers JSON, and says nothing of it."""
+    """Reads and answers JSON, without a log."""
 
     def request_body(self):
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -25,7 +25,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(handler):
-    """Serve until the end of the block; gives the address."""
+    """Serve until the end of the block; yield the address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()

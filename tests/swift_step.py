@@ -1,10 +1,10 @@
-"""Train a tiny model with ms-swift and our trainer; run by test_swift.py.
+"""Train a tiny model with ms-swift and the trainer of gdpo-verl; test_swift.py runs this program.
 
     python swift_step.py OUT
 
-`steps/` of OUT is the output of a run of two steps in two processes or in one. In one process, the
-trainer that is left then computes the conformance vectors, and `errors.json` has what was said of
-arguments and settings that are rejected.
+The program trains two steps, in one process or in two, and writes the run to `steps/` of OUT. With
+one process, the trainer then computes the conformance vectors. The messages about rejected
+arguments and settings are written to `errors.json`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Zeros(ORM):
 
 
 class Ends(ORM):
-    """Not scored where a response is empty."""
+    """A reward that does not score empty responses."""
 
     def __call__(self, completions, **columns):
         return [float(ord(text[-1]) % 2) if text else None for text in completions]
@@ -57,7 +57,7 @@ orms |= {each.__name__.lower(): each for each in (Letters, Zeros, Ends)}
 
 
 class Training(SwiftRLHF):
-    """`swift rlhf`, which forgets its trainer."""
+    """`swift rlhf` with an attribute for its trainer, which swift itself does not keep."""
 
     trainer = None
 
@@ -83,14 +83,15 @@ def make_policy(out):
     )
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
-        model.lm_head.weight[tokenizer.eos_token_id] *= 50  # the responses have several lengths
+        # The end token becomes likely at times, so that the responses have different lengths.
+        model.lm_head.weight[tokenizer.eos_token_id] *= 50
     model.save_pretrained(out)
     rows = [{"messages": [{"role": "user", "content": f"word{i}"}]} for i in range(16)]
     (out / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def train(out, *more):
-    """Two steps of two groups of four."""
+    """Train two steps of two groups of four responses."""
     policy = out / "policy"
     words = f"""--rlhf_type grpo --model {policy} --model_type qwen2 --template chatml
         --tuner_type full --torch_dtype float32 --use_cpu true --reward_funcs letters zeros ends
@@ -105,13 +106,13 @@ def train(out, *more):
 
 
 def conforms(trainer):
-    """Compare the trainer's advantages with the vectors."""
+    """Compare the trainer's advantages with the conformance vectors."""
     tried = []
 
     def advantages(rewards, groups, token_counts, weights, conditions=(), ranges=None, **settings):
         size = groups.count(groups[0])
         if groups != [row // size for row in range(len(groups))] or size < 2:
-            raise NotImplementedError  # groups of one size, one after the other
+            raise NotImplementedError  # the trainer needs groups of one size, one after the other
         names = [f"component_{k}" for k in range(len(weights))]
         variant = settings.pop("variant", "gdpo")
         section = {"variant": variant, "conditions": {}}
@@ -142,7 +143,7 @@ def conforms(trainer):
 
 
 def rejected(out):
-    """What is said of each rejected argument or setting."""
+    """Return the message about each rejected argument or setting."""
     errors = {}
     cases = {
         "rloo": (None, ["--advantage_estimator", "rloo"]),

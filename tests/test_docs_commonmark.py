@@ -1,18 +1,19 @@
-"""Every page by CommonMark, as a repository's page or an editor shows it."""
+"""Every page is valid CommonMark, so that a repository's page and an editor show it correctly."""
 
 import re
 
 import pytest
 from documents import PAGES, ROOT, name_of, parse
 
-# In a block of code one "#" begins a comment; nothing in it begins with two, nor is a table.
+# A line that looks like a heading. In a block of code one "#" begins a comment, so that two are
+# required here.
 HEADING = re.compile(r" {0,3}(#{2,6})[ \t]+(.*?)[ \t#]*")
 BELOW_A_TABLE_S_HEAD = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)+\|?[ \t]*")
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*")
 
 
 def faults(text):
-    """The headings, tables, links and fences of a page's source that are rendered as none."""
+    """Return the headings, tables and fences of a page's source that are not rendered as such."""
     lines = text.splitlines()
     tokens = parse(text)
     starts = {"heading_open": set(), "table_open": set()}
@@ -32,18 +33,18 @@ def faults(text):
             first, end = token.map
             if not FENCE.fullmatch(lines[end - 1]) or end - first < 3:
                 found.append(f"line {first + 1}: a block of code that is empty or has no end")
-        # What looks like one is text in a paragraph, where the renderer of the site may differ.
+        # A fence inside a paragraph is text in CommonMark, but the renderer of the site may differ.
         if token.type == "inline" and "```" in token.content:
             found.append(f"a stray fence in {token.content!r}")
     return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_heading_and_table_of_a_page_is_one(page):
+def test_headings_tables_and_fences_of_a_page_are_rendered_as_such(page):
     assert faults(page.read_text(encoding="utf-8")) == []
 
 
-def test_every_page_that_code_and_scripts_name_exists():
+def test_every_page_and_anchor_that_code_or_a_script_names_exists():
     named = {}
     for folder in ("gdpo_verl", "scripts", "recipes", "examples", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -63,7 +64,7 @@ def test_every_page_that_code_and_scripts_name_exists():
 
 
 def has_anchor(text, anchor):
-    """The page has this anchor: by itself, or as the slug of a heading."""
+    """Return whether a page has this anchor, written explicitly or as the slug of a heading."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return anchor in slugs or f'<a name="{anchor}"></a>' in text

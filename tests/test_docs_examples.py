@@ -16,7 +16,8 @@ def with_examples(files):
     return [path for path in sorted(files) if ">>> " in path.read_text(encoding="utf-8")]
 
 
-# By text, so that modules without examples, which may need verl, Ray or vLLM, are not imported.
+# Modules are selected by their text. Modules without examples may need verl, Ray or vLLM, and are
+# not imported.
 MODULES = [
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in with_examples([*PACKAGE.rglob("*.py")])

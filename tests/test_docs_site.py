@@ -1,4 +1,4 @@
-"""The site: built without a warning, every public name in it, no request to another host."""
+"""The site is built without a warning, describes every public name, and needs no other host."""
 
 import importlib
 import re
@@ -14,14 +14,14 @@ from gdpo_verl import rewards
 from gdpo_verl.lab import cli
 
 REWARDS = ["tool_call", "gsm8k", "math_length", "code"]
-# What a browser fetches without a click.
+# Elements whose content a browser fetches without a click.
 FETCHED = re.compile(r"<(?:link|script|img|source|iframe|object|embed)\b[^>]*>")
 OTHER_HOST = re.compile(r"[\"'(]\s*(?:https?:)?//")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built without a warning."""
+    """Build the site, and require that no warning is printed."""
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
     process = run(*command, environment={"NO_MKDOCS_2_WARNING": "1"}, cwd=ROOT)
@@ -45,7 +45,7 @@ def test_every_public_name_and_command_is_described(site, capsys):
         public = importlib.import_module(f"gdpo_verl.rewards.{module}").__all__
         names |= {f"gdpo_verl.rewards.{module}.{name}" for name in public if not name.isupper()}
     assert names - set(re.findall('id="([^"]*)"', html)) == set()
-    # Docstrings with their examples, which are code and not quotations.
+    # The examples in docstrings are rendered as code, not as quotations.
     assert ">>> rewards = torch.tensor" in text_of(html)
     assert "False omits the division by the groups' standard deviations" in text_of(html)
 

@@ -1,4 +1,4 @@
-"""No regular expression of the package takes more than linear time: it reads hostile text."""
+"""Every regular expression of the package takes linear time, because it may read hostile text."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ FILES = [
 
 
 def expressions(path):
-    """Each text of a file, which may be a regular expression, and what its module has compiled."""
+    """Yield each string of a file, which may be a regular expression, and compiled expressions."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
     for node in nodes:
@@ -36,7 +36,7 @@ def expressions(path):
 
 
 def inner(parsed):
-    """An expression and those in its lookaheads, which are searched by themselves."""
+    """Yield an expression and its parts, such as lookaheads, which are examined separately."""
     yield parsed
     for operation, data in parsed:
         name = str(operation)
@@ -51,7 +51,7 @@ def inner(parsed):
 
 
 def slow_parts(expression, flags):
-    """Texts that an expression reads in more than linear time."""
+    """Return texts for which an expression takes more than linear time."""
     from regexploit.ast.sre import SreOpParser, sre_parse
     from regexploit.redos import find
 

@@ -1,7 +1,7 @@
 """The import rule: subpackages in order, no library code imports `lab`, no import cycle.
 
-An import is also a module's name in a string: of `import_module`, of a package with templates or
-other files, of a process that is started (``python -m``), of a configuration (``pkg://``).
+The name of a module in a string counts as an import as well: as an argument of `import_module` or
+`templates`, in the command of a process (``python -m``), or in a configuration (``pkg://``).
 """
 
 import ast
@@ -17,13 +17,13 @@ import gdpo_verl
 from gdpo_verl import recipes
 
 ROOT = Path(gdpo_verl.__file__).parent
-# Next to the package in a clone, inside it in a wheel.
+# The recipes are next to the package in a clone, and inside the package in a wheel.
 RECIPES = Path(recipes.__file__).parent
 PACKAGE = [path for path in ROOT.rglob("*.py") if RECIPES not in path.parents]
 FILES = [*PACKAGE, *RECIPES.rglob("*.py")]
 
-# A subpackage imports from itself and from those before it. The last one is `lab`, and the folders
-# of recipes belong to it.
+# A subpackage imports only from itself and from the subpackages before it. The folders of recipes
+# belong to the last one, `lab`.
 SUBPACKAGES = (
     "names",
     "distinct",
@@ -51,9 +51,9 @@ SUBPACKAGES = (
 PURE = SUBPACKAGES[: SUBPACKAGES.index("upstream")]
 STACK = {"hydra", "ray", "transfer_queue", "verl", "vllm"}
 
-# A string that consists of a module's name, or begins an f-string with one.
+# A string that consists of a module's name, or the beginning of an f-string with a module's name.
 MODULE_IN_STRING = re.compile(r"(?:pkg://)?(gdpo_verl(?:\.\w+)+)\.?(?::\w+)?")
-# Files that import modules whose names are not written in them, and which modules of ours.
+# Files that import modules by the value of a variable, and the modules of this package among them.
 IMPORTS_BY_VARIABLE = {
     "advantage/variants.py": (),  # the module of a user's function
     "cpu/workers.py": (),  # what the command line names
@@ -87,12 +87,12 @@ def subpackage_of(module):
 
 
 def docstrings(tree):
-    """Return the strings that stand alone, which are documentation."""
+    """Return the strings that are statements, which are documentation."""
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
 
 
 def imports_of(source):
-    """Yield every module that a source imports, at its top, in a function or by a string."""
+    """Yield every module that a source imports: at its top, in a function, or by a string."""
     tree = ast.parse(source)
     documentation = docstrings(tree)
     for node in ast.walk(tree):
@@ -108,7 +108,7 @@ def imports_of(source):
 
 @cache
 def imports(path):
-    """Return every module that a file imports; a package's also those of its YAML files."""
+    """Return every module that a file imports; for a package also those of its YAML files."""
     imported = set(imports_of(path.read_text(encoding="utf-8")))
     imported.update(IMPORTS_BY_VARIABLE.get(str(place_of(path)), ()))
     if path.name == "__init__.py":
@@ -151,7 +151,7 @@ def import_graph():
     return graph
 
 
-def test_each_file_is_in_a_subpackage():
+def test_each_file_belongs_to_a_subpackage():
     found = {subpackage_of(module_of(path)) for path in FILES if path != ROOT / "__init__.py"}
     assert found == set(SUBPACKAGES)
 
@@ -165,7 +165,7 @@ def test_no_subpackage_imports_from_a_later_one():
         assert imported <= {*SUBPACKAGES[: last + 1], None}, place_of(path)
 
 
-def test_files_import_each_other_in_no_cycle():
+def test_imports_have_no_cycle():
     assert cycle_in(import_graph()) == []
 
 
@@ -180,13 +180,13 @@ def test_files_import_each_other_in_no_cycle():
         "name = f'gdpo_verl.cpu.entry.{part}'",
     ],
 )
-def test_an_import_in_a_string_is_found(source):
+def test_a_module_name_in_a_string_counts_as_an_import(source):
     assert "gdpo_verl.cpu.entry" in set(imports_of(source))
     assert not set(imports_of('def documented():\n    """gdpo_verl.cpu.entry"""'))
 
 
 def names_no_module(node):
-    """Return whether a call imports a module whose name is not written there."""
+    """Return whether a call imports a module whose name is not a literal."""
     if not isinstance(node, ast.Call):
         return False
     function = ast.unparse(node.func).rpartition(".")[2]
@@ -195,7 +195,7 @@ def names_no_module(node):
     return not isinstance(node.args[0], ast.Constant)
 
 
-def test_modules_are_imported_by_their_names():
+def test_only_known_files_import_a_module_by_the_value_of_a_variable():
     by_variable = set()
     for path in FILES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ def test_modules_are_imported_by_their_names():
     assert by_variable == set(IMPORTS_BY_VARIABLE)
 
 
-def test_templates_lie_next_to_what_fills_them_in():
+def test_templates_are_in_the_folder_of_the_module_that_renders_them():
     templates = list(ROOT.rglob("*.j2"))
     assert templates
     for path in (*PACKAGE, *templates):
@@ -215,13 +215,13 @@ def test_templates_lie_next_to_what_fills_them_in():
         assert set(calls) <= {"__file__", "module_file: str"}, place_of(path)
 
 
-def test_what_runs_outside_verl_knows_nothing_of_the_stack():
+def test_subpackages_before_upstream_import_neither_verl_nor_ray_nor_vllm():
     for path in FILES:
         if subpackage_of(module_of(path)) in PURE:
             assert not packages_imported(path) & STACK, place_of(path)
 
 
-def test_conformance_needs_the_standard_library_alone():
+def test_conformance_imports_only_the_standard_library():
     for path in FILES:
         if subpackage_of(module_of(path)) == "conformance":
             assert packages_imported(path) <= {*sys.stdlib_module_names, "gdpo_verl"}, path

@@ -1,4 +1,4 @@
-"""Plain code: one thing on a line, nothing that must be read twice (CONTRIBUTING.md)."""
+"""Code is plain: one thing on a line, and nothing that must be read twice (CONTRIBUTING.md)."""
 
 import ast
 from pathlib import Path
@@ -47,7 +47,7 @@ def size(function):
 
 
 def faults(node):
-    """Say what is not plain about one node."""
+    """Yield a description of each fault of one node."""
     if isinstance(node, ast.Starred) and isinstance(node.value, LITERALS):
         yield "a starred literal"
     if isinstance(node, LOOPS) and isinstance(node.iter, ast.IfExp):
@@ -63,7 +63,7 @@ def faults(node):
 
 
 def is_range(comparison):
-    """Whether a comparison has two sides, or says that its values rise or fall: 0 <= x < 1."""
+    """Return whether a comparison has two sides, or orders its values as in 0 <= x < 1."""
     operators = comparison.ops
     rises = all(isinstance(operator, RISING) for operator in operators)
     falls = all(isinstance(operator, FALLING) for operator in operators)
@@ -96,7 +96,7 @@ def files_in(*folders):
 
 
 def places(path, check):
-    """Yield what a check says about each node of a file, with its file, function and line."""
+    """Yield the faults that a check finds in a file, each with its function and line."""
     name = path.relative_to(ROOT).as_posix()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         place = f"{name}:{node.name}" if isinstance(node, FUNCTIONS) else name

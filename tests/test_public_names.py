@@ -1,4 +1,4 @@
-"""The public names and their signatures are those of a snapshot, tests/public_names.txt."""
+"""The public names and their signatures are those of the snapshot tests/public_names.txt."""
 
 import importlib
 import inspect
@@ -29,7 +29,7 @@ PUBLIC = {
 
 
 def public_names():
-    """A line for each public name: its module, and its signature if it can be called."""
+    """Return a line for each public name: its module, and its signature if it can be called."""
     lines = []
     for module_name, names in PUBLIC.items():
         module = importlib.import_module(module_name)
@@ -41,7 +41,7 @@ def public_names():
 
 
 def test_public_names_are_those_of_the_snapshot():
-    """A change of a signature is announced in CHANGELOG.md; then write the snapshot again.
+    """Announce a changed signature in CHANGELOG.md, and then write the snapshot again.
 
     PYTHONPATH=tests python -c "import test_public_names as names; names.write()"
     """

@@ -1,4 +1,4 @@
-"""The locks, and scripts/setup.sh without a network: a recorder stands where uv does."""
+"""The lock files, and scripts/setup.sh without a network: a recorder takes the place of uv."""
 
 import os
 import re
@@ -23,7 +23,7 @@ SETS = [("cpu",), ("gpu",), ("cpu", "test", "data"), ("gpu", "test", "data")]
 
 
 def pins(lock, python, machine="x86_64"):
-    """Name to version of what a lock installs there; each name once."""
+    """Return the versions that a lock installs for a Python and a machine, by package name."""
     environment = default_environment() | {
         "python_version": python,
         "python_full_version": f"{python}.9",
@@ -44,7 +44,7 @@ def pins(lock, python, machine="x86_64"):
 
 
 def wanted(*extras):
-    """The direct dependencies with these extras, those that extras name among them."""
+    """Return the direct dependencies with these extras, and those of extras that they name."""
     project = PROJECT["project"]
     lines = list(project["dependencies"])
     for extra in extras:
@@ -59,7 +59,7 @@ def wanted(*extras):
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
 @pytest.mark.parametrize("locks", SETS, ids="+".join)
-def test_locks_hold_what_pyproject_asks_for(locks, python, machine):
+def test_locks_contain_the_dependencies_of_pyproject(locks, python, machine):
     found = {}
     for lock in locks:
         for name, version in pins(lock, python, machine).items():
@@ -72,7 +72,7 @@ def test_locks_hold_what_pyproject_asks_for(locks, python, machine):
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
-def test_locks_hold_hashes_and_no_host_and_the_cpus_names_nothing_for_cuda():
+def test_locks_have_hashes_and_no_host_and_the_cpu_lock_has_no_cuda_package():
     for lock in (ROOT / "requirements").glob("*.lock"):
         text = re.sub(r" \\\n {4}--hash=sha256:[0-9a-f]{64}\b", " hash", lock.read_text())
         assert not re.search(r"://|^\s*[-/.]| @ ", text, re.MULTILINE), lock
@@ -84,8 +84,8 @@ def test_locks_hold_hashes_and_no_host_and_the_cpus_names_nothing_for_cuda():
     assert not [name for name in found if name.startswith(("nvidia", "cuda"))]
 
 
-# Notes what uv is asked for and answers as told; RESOLVED is what its --dry-run prints, and KILLS a
-# signal that ends setup.sh while it installs.
+# Records the arguments of uv, and behaves as its variables say: RESOLVED is the output of
+# --dry-run, and KILLS is a signal that ends setup.sh during the installation.
 RECORDER = """\
 #!/bin/sh
 if [ "$1" = --version ]; then echo "uv $VERSION (recorder)"; exit; fi
@@ -95,7 +95,7 @@ case "$*" in
   *) [ -z "$KILLS" ] || kill "$KILLS" $PPID; exit "${INSTALLS:-0}" ;;
 esac
 """
-# The interpreter, but that an environment with pip, made once, is copied: making it takes seconds.
+# The Python interpreter, except that `-m venv` copies an environment with pip, which saves seconds.
 PYTHON = """\
 #!/bin/sh
 if [ "$1 $2" = "-m venv" ]; then exec cp -a {made}/. "$3"; fi
@@ -108,7 +108,7 @@ case "$1" in -L) echo "GPU 0: a card" ;; *) echo "$DRIVER"; echo "$DRIVER" ;; es
 
 
 class Machine:
-    """A machine with a uv that installs nothing, and perhaps a GPU."""
+    """A machine whose uv installs nothing, with or without a GPU."""
 
     def __init__(self, directory):
         self.venv, self.record = directory / "venv", directory / "record"
@@ -141,7 +141,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """An environment as ``python -m venv`` makes it."""
+    """Make an environment with ``python -m venv``."""
     made = tmp_path_factory.mktemp("made") / "venv"
     subprocess.run([sys.executable, "-m", "venv", made], check=True)
     return made
@@ -154,7 +154,7 @@ def machine(tmp_path, made):
     return machine
 
 
-def test_everything_is_resolved_before_anything_is_installed_and_the_second_time_nothing_is_done(
+def test_setup_resolves_everything_before_it_installs_and_does_nothing_the_second_time(
     machine,
 ):
     done = machine.setup("cpu", "test", PYTHON=sys.executable)
@@ -174,7 +174,9 @@ def test_everything_is_resolved_before_anything_is_installed_and_the_second_time
     assert machine.asked == []
 
 
-def test_a_gpu_is_seen_and_the_cpus_environment_stays_when_its_own_cannot_be_had(machine):
+def test_setup_finds_a_gpu_and_keeps_the_cpu_environment_if_the_gpu_packages_cannot_be_resolved(
+    machine,
+):
     machine.program("nvidia-smi", GPU)
     driver = {"DRIVER": "580.65.06"}
     assert machine.setup("cpu", **driver).returncode == 0
@@ -195,7 +197,7 @@ OTHER_UV = {"VERSION": "0.13.90", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhe
 
 
 @pytest.mark.parametrize("end", [{"INSTALLS": "1"}, {"KILLS": "-KILL"}, {"KILLS": "-TERM"}])
-def test_an_installation_that_ended_halfway_is_made_anew(machine, end):
+def test_setup_starts_anew_after_an_incomplete_installation(machine, end):
     assert machine.setup("cpu").returncode == 0
     assert machine.setup("cpu", "test", **end).returncode != 0
     half = machine.venv / "half"
@@ -218,11 +220,11 @@ def test_an_installation_that_ended_halfway_is_made_anew(machine, end):
         (["tpu"], {}, "usage: scripts/setup.sh [cpu|gpu [EXTRA ...]]"),
         (["cpu"], {"VENV": "/tmp/a place/venv"}, "expected a path without spaces"),
         (["cpu"], {"PYTHON": "false"}, "expected Python 3.10 to 3.12"),
-        # Another version of uv is not used, and this one is nowhere.
+        # Another version of uv is not used, and the pinned version cannot be found.
         (["cpu"], OTHER_UV, f"No matching distribution found for uv=={UV}"),
     ],
 )
-def test_what_cannot_work_is_said_and_leaves_nothing_behind(
+def test_a_setup_that_cannot_work_prints_the_reason_and_leaves_no_environment(
     machine, arguments, environment, message
 ):
     if "DRIVER" in environment:
@@ -233,7 +235,7 @@ def test_what_cannot_work_is_said_and_leaves_nothing_behind(
     assert not machine.venv.exists()
 
 
-def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_elsewhere(machine):
+def test_setup_looks_for_the_cpu_build_of_torch_on_pytorchs_index_if_it_is_missing(machine):
     missing = "there is no version of torch==2.13.0+cpu"
     assert machine.setup("cpu", RESOLVES="1", RESOLVED=missing).returncode == 1
     first, second = machine.asked
@@ -241,21 +243,21 @@ def test_torchs_cpu_build_is_looked_for_on_pytorchs_index_when_it_is_not_found_e
     assert "--index https://download.pytorch.org/whl/cpu" in second
 
 
-def test_a_script_without_an_environment_says_how_to_make_one(tmp_path):
+def test_a_script_without_an_environment_names_the_remedy(tmp_path):
     train = ROOT / "scripts/train.sh"
     done = run("bash", train, "toolbox/gdpo", environment={"VENV": str(tmp_path)})
     assert done.returncode == 1
     assert f"expected gdpo-verl in {tmp_path}, found none: run scripts/setup.sh" in done.stderr
 
 
-def test_no_page_and_no_message_names_a_package_that_is_not_published():
+def test_no_page_and_no_message_installs_gdpo_verl_from_pypi_where_it_is_not_published():
     sources = [*(ROOT / "gdpo_verl").rglob("*.py"), *(ROOT / "scripts").rglob("*.sh")]
     for path in PAGES + sources:
         found = re.search(r"\binstall (-\S+ )*['\"]?gdpo-verl\b", path.read_text())
         assert not found, f"{path}: {found}"
 
 
-def test_a_version_that_the_package_names_is_the_one_of_pyproject():
+def test_versions_that_the_package_names_are_those_of_pyproject():
     lists = [*PROJECT["project"]["optional-dependencies"].values()]
     lists += PROJECT["dependency-groups"].values()
     asked = {line.partition(";")[0].strip() for lines in lists for line in lines}

@@ -1,4 +1,4 @@
-"""verl's own driver, the task and the tiny policy that it trains, and a queue without it."""
+"""Fixtures for real training runs: verl's driver, a prepared task, a tiny policy, and a queue."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SMALL_STEPS = {
 
 @dataclass
 class Training:
-    """A finished or killed run of ``python -m verl.trainer.main_ppo``."""
+    """A run of ``python -m verl.trainer.main_ppo`` that has ended or was killed."""
 
     directory: Path
     status: int = 0
     output: str = ""
-    reachable: frozenset[str] = frozenset()  # from other machines, at any time
+    reachable: frozenset[str] = frozenset()  # sockets that other machines could reach at some time
 
     def metrics(self) -> dict[int, dict[str, float]]:
         lines = (self.directory / "metrics.jsonl").read_text().splitlines()
@@ -54,25 +54,25 @@ class Training:
 
 
 def assert_trained_with(metrics: dict[str, float], advantages: Iterable[float]) -> None:
-    """Assert that the actor was given these advantages in a step, by verl's own metrics."""
+    """Assert, from verl's own metrics, that a step trained the actor with these advantages."""
     values = sorted(map(float, advantages))
     assert metrics["critic/advantages/min"] == pytest.approx(values[0], abs=1e-5)
     assert metrics["critic/advantages/max"] == pytest.approx(values[-1], abs=1e-5)
 
 
-# Ray starts on a busy machine too.
+# On a busy machine Ray needs more time to start than its own limit allows.
 when_imported("ray._private.node")(give_ray_time_to_start)
 
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the hub to count the weights of the recipes' models."""
+    """Switch the hub off; otherwise tests would wait for it to count the weights of models."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
 def queue() -> Iterator[Any]:
-    """A TransferQueue on a separate Ray."""
+    """Start a TransferQueue on a Ray of its own."""
     import ray
     import transfer_queue as tq
     from fake_verl import recipe
@@ -86,7 +86,7 @@ def queue() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared toolbox task."""
+    """Prepare the toolbox task."""
     return made_once(
         tmp_path_factory, "toolbox", lambda out: run_cli("prepare", "toolbox", "--out", str(out))
     )
@@ -94,7 +94,7 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy like that of `gdpo-verl make-policy`, after half of the steps."""
+    """Make a policy like that of `gdpo-verl make-policy`, with half of the steps."""
 
     def make(out: Path) -> None:
         from gdpo_verl.recipes.toolbox.policy import TASK
@@ -114,7 +114,7 @@ def overrides_of(settings: dict[str, Any]) -> list[str]:
 
 
 def inputs(toolbox: Path, policy: Path) -> list[str]:
-    """The overrides that name the task's rows and the policy."""
+    """Return the overrides that name the files of the task, and the policy."""
     return [
         f"data.train_files={toolbox / 'train.parquet'}",
         f"data.val_files={toolbox / 'validation.parquet'}",
@@ -124,20 +124,20 @@ def inputs(toolbox: Path, policy: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def turn_of_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Waits for the other modules with clusters: two at a time take more than 24 GB."""
+    """Wait for other modules with clusters, because two clusters take more than 24 GB."""
     with (of_all_workers(tmp_path_factory) / "clusters.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def of_all_workers(factory: pytest.TempPathFactory) -> Path:
-    """The directory that xdist's workers share."""
+    """Return the directory that the workers of pytest-xdist share."""
     root = factory.getbasetemp()
     return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A directory or file, made by the first of xdist's workers that asks for it."""
+    """Return a directory or file that the first worker of pytest-xdist makes for all workers."""
     root = of_all_workers(factory)
     made = root / name
     with (root / f"{name}.lock").open("a") as lock:
@@ -150,7 +150,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def stock_overrides() -> list[str]:
-    """The settings of the hardware recipe `cpu`, as overrides of verl's own configuration."""
+    """Return the settings of the hardware recipe `cpu`, as overrides of verl's configuration."""
     recipe = OmegaConf.load(RECIPES / "hardware" / "cpu.yaml")
     flat = []
     for key, value in flattened("", OmegaConf.to_container(recipe)):
@@ -164,7 +164,7 @@ def stock_overrides() -> list[str]:
 def driver(
     tmp_path: Path, toolbox: Path, policy: Path
 ) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start verl's driver with a recipe's configuration; what still runs at the end is killed."""
+    """Start verl's driver with the configuration of a recipe; kill it at the end of the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(

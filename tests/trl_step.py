@@ -1,19 +1,25 @@
-"""Train a tiny model with TRL's `GRPOTrainer` on rewards that are given; run by `test_trl.py`.
+"""Train a tiny model with TRL's `GRPOTrainer` on given rewards; `test_trl.py` runs this program.
 
     python trl_step.py STEPS.json OUT
 
-STEPS.json: ``{name: {"rewards": rows, "group_size": G, "config": {...}, "evaluate": bool}}``, one
-row of K rewards a response, a group's responses one after the other; ``config`` goes to
-`GRPOConfig`, and with ``gdpo`` and ``ranges`` the trainer is ours, with ``shaped`` a subclass of it
-that turns every reward round, and with ``named`` the functions, which then all have one name, are
-given in a dict, and ``by_criterion`` names those that return mappings. With ``eval_sets`` there are
-several, and all rewards rise by 1 from one batch to the next. Warnings come to ``warnings.txt``.
-Each name becomes a directory
-of OUT, in which TRL writes its table of completions, with the rewards that it received and the
-advantages that it logged, and its state; ``trained.<rank>.json`` has the advantages that came to
-the loss, and ``error.txt`` what was refused.
+STEPS.json contains steps by name: ``{name: {"rewards": rows, "group_size": G, …}}``. The rewards
+have one row of K numbers for each response, and the responses of a group follow each other. The
+other keys of a step are:
 
-A separate program because verl must not find TRL (test_trl.py says why).
+config        the arguments of `GRPOConfig`
+evaluate      evaluate instead of training
+gdpo, ranges  use the trainer of gdpo-verl with these settings
+shaped        use a subclass of this trainer that changes the sign of every reward
+named         pass the reward functions, which then all have the same name, in a dict
+by_criterion  the names of the functions that return mappings
+eval_sets     several data sets to evaluate; all rewards rise by 1 from one batch to the next
+
+Each step writes to a directory of its name in OUT. There TRL writes its state and its table of
+completions, with the rewards that it received and the advantages that it logged. This program
+writes the advantages in the loss to ``trained.<rank>.json``, warnings to ``warnings.txt``, and the
+error of a rejected step to ``error.txt``.
+
+It is a separate program, because verl must not find TRL (test_trl.py explains this).
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)  # else the responses have other lengths in each run
+    torch.manual_seed(0)  # without a seed the responses have other lengths in each run
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(WORDS),
@@ -67,7 +73,7 @@ def make_model() -> Qwen2ForCausalLM:
 
 
 def preset(name: str, rewards: list[float | None]) -> Callable[..., list[float | None]]:
-    """A reward function that ignores what was generated; a process gets its part of the batch."""
+    """Return a reward function with fixed rewards; each process returns those of its own part."""
 
     def reward(prompts: list[str], **_: Any) -> list[float | None]:
         rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -79,7 +85,7 @@ def preset(name: str, rewards: list[float | None]) -> Callable[..., list[float |
 
 
 def rising(reward: Callable[..., list[float]]) -> Callable[..., list[float]]:
-    """The same, 1 higher with each batch."""
+    """Return a reward function whose rewards rise by 1 with each batch."""
     batches = itertools.count()
 
     @functools.wraps(reward)
@@ -108,7 +114,7 @@ def take_step(
     named: bool = False,
     by_criterion: list[str] | None = None,
 ) -> None:
-    """One training step, or an evaluation, over all the rewards as one batch."""
+    """Take a training step, or evaluate, with all rewards in one batch."""
     ours = {} if gdpo is None else {"gdpo": gdpo, "ranges": ranges}
     if by_criterion:
         ours["by_criterion"] = by_criterion

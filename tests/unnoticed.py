@@ -1,10 +1,12 @@
-"""One side of `test_unnoticed`: verl's own GRPO step, and all that a plug-in could have touched.
+"""Record a GRPO step of verl, and all state of verl that a plug-in could have changed.
 
     VERL_USE_EXTERNAL_PLUGINS=auto|none python tests/unnoticed.py DIRECTORY
 
-The trainer, replay buffer, agent loop worker, reward worker and TransferQueue are verl's; in place
-of the language model stands `Answers`. DIRECTORY holds `policy/` (a tokenizer and a configuration),
-`rows.parquet`, `reward.py` and `exits.py`; the findings go to `<auto|none>.json` in it.
+`test_unnoticed` runs this program with and without the plug-in, and compares the results. The
+trainer, the replay buffer, the agent loop worker, the reward worker and the TransferQueue are
+verl's own; only the language model is replaced, by `Answers`. DIRECTORY contains `policy/` (a
+tokenizer and a configuration), `rows.parquet`, `reward.py` and `exits.py`. The results are written
+to `<auto|none>.json` there.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ found: dict[str, Any] = {}
 
 
 class Answers(AgentLoopBase):
-    """Texts that differ by session; some sessions fail, and all of the last prompt's do."""
+    """An agent loop with fixed texts, which differ by session.
+
+    Some sessions fail, among them all sessions of the last prompt.
+    """
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         prompt, session = kwargs["index"], kwargs["session_id"]
@@ -93,7 +98,7 @@ def settings(directory: Path, reward: str, *more: str) -> Any:
 
 
 def keep(name: str, run: Callable[[], Any]) -> Any:
-    """Note what `run` returns, or what it raises, under `name`."""
+    """Record under `name` what `run` returns or raises."""
     try:
         result = run()
         found[name] = plain(result)
@@ -105,7 +110,7 @@ def keep(name: str, run: Callable[[], Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it, tensors and floats to the last bit."""
+    """Return a value in a form for JSON, with tensors and floats to the last bit."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -129,7 +134,7 @@ def described(value: Any) -> str:
 
 
 def owners() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each module and class of verl's with what it has in it."""
+    """Yield each module and class of verl with its members."""
     for module_name, module in sorted(sys.modules.items()):
         # verl's own loop over plug-ins leaves its variables in the module `verl`.
         if module_name.startswith("verl."):
@@ -140,7 +145,7 @@ def owners() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def registries() -> dict[str, dict[str, str]]:
-    """Every table that a module or class of verl's keeps: its keys, and what they stand for."""
+    """Return every dict in a module or class of verl, with descriptions of its values."""
     tables = {}
     for owner, members in owners():
         for name, value in members.items():
@@ -151,12 +156,12 @@ def registries() -> dict[str, dict[str, str]]:
 
 
 def names() -> dict[str, str]:
-    """Record what each module and class of verl's has in it."""
+    """Return the names of the members of each module and class of verl."""
     return {owner: " ".join(sorted(members)) for owner, members in owners()}
 
 
 def process() -> dict[str, Any]:
-    """Record what a user's or a plug-in's module changes by being imported."""
+    """Return the state of the process that an imported module could change."""
     return {
         "signals": {str(number): described(signal.getsignal(number)) for number in (2, 6, 13, 15)},
         "hooks": [described(hook) for hook in (sys.excepthook, sys.unraisablehook)],
@@ -183,7 +188,7 @@ def modules() -> list[str]:
 
 
 def start(trainer: Any) -> list[Any]:
-    """Read the data as verl does; the random states that it leaves, and whether a reward spoke."""
+    """Read the data as verl does; return the random states, and whether the reward has printed."""
     import numpy as np
     import torch
 
@@ -198,7 +203,7 @@ def start(trainer: Any) -> list[Any]:
 
 
 def fails(trainer: Any, directory: Path) -> None:
-    """Record what verl raises where a run goes wrong, method by method."""
+    """Record the errors that verl's methods raise in wrong runs."""
     from omegaconf import OmegaConf
     from ray.exceptions import RayActorError
     from transfer_queue import KVBatchMeta
@@ -232,7 +237,7 @@ def fails(trainer: Any, directory: Path) -> None:
 
 
 def queue_contents() -> dict[str, Any]:
-    """Each partition's keys, tags and fields, but for the times."""
+    """Return the keys, tags and fields of each partition, without the times."""
     import transfer_queue as tq
 
     contents: dict[str, Any] = {}
@@ -247,7 +252,7 @@ def queue_contents() -> dict[str, Any]:
 
 
 def one_step(trainer: Any, directory: Path) -> None:
-    """A training step without a model: rollout, advantages, metrics, dump; then a validation."""
+    """Take a training step without a model (rollout, advantages, metrics, dump), and validate."""
     import transfer_queue as tq
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
@@ -291,7 +296,7 @@ def main(directory: Path) -> None:
     import verl.experimental.reward_loop.reward_manager  # noqa: F401
     from omegaconf import OmegaConf
     from verl.experimental.reward_loop import RewardLoopManager
-    from verl.trainer import main_ppo  # noqa: F401  what the driver imports
+    from verl.trainer import main_ppo  # noqa: F401  the driver imports this module
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 
     found["modules: imported"], found["registries"] = modules(), registries()
@@ -307,7 +312,8 @@ def main(directory: Path) -> None:
     start_ray(num_cpus=16)
     tq.init(config.transfer_queue)
     counter = itertools.count()
-    uuid.uuid4 = lambda: uuid.UUID(int=next(counter))  # verl's names of prompts and padding
+    # verl names prompts and padding rows by UUIDs, which must be the same in both runs.
+    uuid.uuid4 = lambda: uuid.UUID(int=next(counter))
     trainer._init_dump_executor()
     trainer.get_reward_handles = lambda: trainer.reward_loop_manager.reward_loop_worker_handles
     trainer.reward_loop_manager = RewardLoopManager(config)

@@ -1,11 +1,11 @@
-"""The cases that a recipe's reward promises to judge as they say: ``recipes/NAME/cases.jsonl``."""
+"""Read the examples with expected rewards that recipes contain: ``recipes/NAME/cases.jsonl``."""
 
 import json
 
 from gdpo_verl.lab.run.composition import recipes_directory
 
 FILES = {file.parent.name: file for file in sorted(recipes_directory().glob("*/cases.jsonl"))}
-# A busy machine is no slow program.
+# Long limits, so that a program does not time out because the machine is busy.
 SETTINGS = {"code": {"timeout": 60, "deadline": 600}}
 
 

@@ -1,14 +1,14 @@
-"""Waiting for what a test has started."""
+"""Wait for processes that a test has started."""
 
 import time
 from pathlib import Path
 
-# Seconds. What takes longer will never end, on however busy a machine.
+# A process that takes longer than this, in seconds, counts as hanging, even on a busy machine.
 HANGS = 1800.0
 
 
 def wait_for(condition, state=str, *, every=0.05):
-    """Until the condition holds; an AssertionError with the state where it never does."""
+    """Wait until the condition holds; raise AssertionError with the state if it never does."""
     deadline = time.monotonic() + HANGS
     while not condition():
         assert time.monotonic() < deadline, state()
@@ -16,7 +16,7 @@ def wait_for(condition, state=str, *, every=0.05):
 
 
 def is_alive(pid):
-    """Return whether a process runs; one that ended and waits for its parent does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -24,7 +24,10 @@ def is_alive(pid):
 
 
 def start_ray(**options):
-    """`ray.init`, once more where Ray gives up: the plug-in's patience is not everywhere."""
+    """Start Ray, and try again if Ray's time limit for its start is too short.
+
+    The plug-in's hook that extends this limit is not active in every process.
+    """
     import ray
 
     deadline = time.monotonic() + HANGS

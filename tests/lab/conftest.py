@@ -1,4 +1,4 @@
-"""What a person starts: no hub, a browser, the task, the tiny policy and a driver for both."""
+"""Fixtures for the commands: no hub, a browser, a task, a tiny policy and verl's driver."""
 
 from pages import browser as browser
 from trainings import driver as driver

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-# An environment with the base alone, as far as its imports can tell.
+# An environment in which only the packages of the base installation can be imported.
 WITHOUT_EXTRAS = """
 import sys
 MISSING = set(
@@ -26,7 +26,7 @@ def run(code):
     )
 
 
-def test_the_mathematics_needs_torch_and_numpy_alone():
+def test_the_mathematics_needs_only_torch_and_numpy():
     process = run(
         "import torch, gdpo_verl, gdpo_verl.diagnostics, gdpo_verl.rewards.gsm8k\n"
         "rewards, mask = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.ones(2, 1)\n"
@@ -43,7 +43,7 @@ def test_the_mathematics_needs_torch_and_numpy_alone():
     assert process.stdout.startswith("[0.70")
 
 
-def test_a_command_says_what_to_install():
+def test_a_command_names_the_extra_to_install():
     needs = {
         "report x": "report",
         "train toolbox/gdpo": "verl",
@@ -75,7 +75,7 @@ def test_the_rewards_for_mathematics_name_their_extra():
     )
 
 
-def test_doctor_looks_no_further_without_verl():
+def test_doctor_starts_no_process_without_verl():
     process = run(
         "from gdpo_verl.lab import doctor\n"
         "here = doctor.installed_version\n"

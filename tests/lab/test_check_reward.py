@@ -1,4 +1,4 @@
-"""`gdpo-verl check-reward`: verl's managers on small data, given answers, and what is refused."""
+"""`gdpo-verl check-reward`: verl's managers on small data, files of responses, and errors."""
 
 import asyncio
 import json
@@ -124,7 +124,7 @@ class Doubling(NaiveRewardManager):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """Work beside rewards.py, its helpers.py, managers.py and data.parquet of three rows."""
+    """Work in a folder with rewards.py, helpers.py, managers.py and data.parquet (three rows)."""
     monkeypatch.chdir(tmp_path)
     Path("rewards.py").write_text(REWARDS)
     Path("helpers.py").write_text(HELPERS)
@@ -152,23 +152,23 @@ def write_data(
 
 
 def write_answers(*texts, row=0):
-    """Write answers to one row into answers.jsonl."""
+    """Write responses to one row into answers.jsonl."""
     lines = [json.dumps({"index": row, "answer": text}) for text in texts]
     Path("answers.jsonl").write_text("\n".join(lines))
 
 
 @pytest.fixture
 def check(work, capfd):
-    """Run the command; returns its status, what it printed, and its JSON."""
+    """Run the command; return its status, its output and its JSON."""
 
     def run(function, *options):
         named = ["--function", f"rewards.py:{function}"] if function else []
         data = [] if "--data" in options else ["--data", "data.parquet"]
-        # Of an option that is given twice the last counts.
+        # If an option is given twice, the last one counts.
         options = ("--timeout", "600", "--json", "report.json", *options)
         status = main(["check-reward", *named, *data, *options])
         report = Path("report.json")
-        printed = capfd.readouterr()  # of the worker, too
+        printed = capfd.readouterr()  # also the output of the worker
         shown = printed.out + "\n".join(
             line
             for line in printed.err.splitlines()
@@ -189,8 +189,9 @@ def scores(report):
 @pytest.mark.parametrize("function", ["prints", "good_async"])
 def test_made_up_answers_through_verls_naive_manager(check, function):
     status, shown, report = check(function)
-    # Three rows with the truths 22, 44 and 66. "right" + "short": an empty answer and half a truth
-    # are short, the 200 random characters are neither, nor is a truth within tags.
+    # There are three rows with the truths 22, 44 and 66. The score is "right" + "short". The empty
+    # response and half a truth are short. The 200 random characters and a truth within tags are
+    # neither right nor short.
     assert scores(report) == {
         "ground truth": [2.0] * 3,
         "as an answer": [0.0] * 3,
@@ -207,17 +208,18 @@ def test_made_up_answers_through_verls_naive_manager(check, function):
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
     assert "a reward that prints" not in shown
-    if function == "good_async":  # its sleep was waited for
+    if function == "good_async":  # the command has awaited its sleep
         assert report["seconds"]["median"] >= 0.001
 
 
-def test_our_manager_makes_the_configured_sum_and_counts_tokens(check):
+def test_the_plugins_manager_computes_the_configured_score_and_counts_tokens(check):
     write_answers("é66", row=2)
     options = ["--answers", "answers.jsonl", "+algorithm.gdpo_reward_weights={mentions:5}"]
     status, shown, report = check(
         "measures", *options, "reward.reward_manager.name=gdpo_components"
     )
-    # Without the policy's tokenizer a token is a byte: é has two, and the end token counts.
+    # Without the policy's tokenizer each byte is a token: é has two bytes, and the end token
+    # counts.
     (answer,) = report["answers"]
     assert answer["returned"] == {"score": 10.0, "tokens": 5, "mentions": 1.0}
     assert (status, answer["score"]) == (0, 10.0)
@@ -226,7 +228,7 @@ def test_our_manager_makes_the_configured_sum_and_counts_tokens(check):
     assert "PROBLEM  row 2 (answers.jsonl): it raised KeyError: 'response_length'" in shown
 
 
-def test_users_manager_from_a_file(check):
+def test_a_users_manager_is_loaded_from_a_file(check):
     status, shown, report = check(
         None,
         "reward.reward_manager.source=importlib",
@@ -238,7 +240,7 @@ def test_users_manager_from_a_file(check):
     )
     assert status == 0
     assert "managers.py:Doubling" in shown
-    # "undeclared" gives 2 for the truth: right 2, twice 4, score 6.
+    # For the truth, "undeclared" returns right 2 and twice 4, with the score 6.
     assert scores(report)["ground truth"] == [6.0] * 3
 
 
@@ -251,7 +253,7 @@ BROKEN = {
     "only ['data_source', 'solution_str', 'ground_truth', 'extra_info', 'strict']. Did you mean",
     "scoreless": "it returned a dict without 'score'. Return the sum of the components",
     "detailed": "'detail' is {'tags': 2} (dict), with which verl's validation ends (TypeError).",
-    # verl's validation cannot make a column of a dict, whoever reads the components.
+    # verl's validation cannot make a column from a dict, whichever manager reads the components.
     "nested": "PROBLEM  'reward_components' is {'right': ",
     "nested_by_chance trainer.val_before_train=false trainer.test_freq=-1": "'short' 0.",
     "locked": "it returned what cannot be sent to the trainer",
@@ -270,10 +272,10 @@ def test_a_broken_reward_is_named(check, reward):
     assert BROKEN[reward] in "\n".join(problems)
 
 
-def test_nested_components_are_what_the_training_makes_of_them(check):
+def test_nested_components_are_read_as_in_training(check):
     status, _, report = check("nested", "trainer.val_before_train=false", "trainer.test_freq=-1")
     assert (status, report["problems"]) == (0, [])
-    # Our manager hands them on as columns.
+    # The plug-in's manager passes them on as columns.
     status, _, _ = check("nested", "reward.reward_manager.name=gdpo_components")
     assert status == 0
 
@@ -284,7 +286,7 @@ def test_a_template_that_opens_the_thought_is_named(check):
     tokenizer.save_pretrained("policy")
     manager = "reward.reward_manager.name=gdpo_components"
     status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy", manager)
-    # The answers are written as the policy writes them: without the opening tag.
+    # The made-up responses have no opening tag, as the responses of the policy.
     assert report["answers"][1]["answer"] == "It follows.</think>\n<answer>22</answer>"
     assert (status, scores(report)["as an answer"]) == (0, [2.0] * 3)
     assert "note     the prompt ends in '<think>" in shown
@@ -311,7 +313,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_be_checked_is_refused(check, options):
+def test_input_that_cannot_be_checked_is_rejected(check, options):
     Path("env.py").write_text("import os\nos.environ['NO_SUCH_KEY']\n")
     Path("exits.py").write_text("import os\nos._exit(3)\n")
     write_data("no_prompt.parquet", drop="prompt")
@@ -328,7 +330,7 @@ def test_each_data_source_of_both_files_is_tried(check):
     _, shown, _ = check("by_source", "--rows", "1")
     assert "row 2 (ground truth): expected compute_score to return a dict" in shown
     write_data("data.parquet")
-    # In a validation a bare number will do.
+    # In a validation, a reward that is only a number is sufficient.
     _, _, report = check("by_source", "data.val_files=held_out.parquet")
     (problem,) = report["problems"]
     assert problem.startswith(
@@ -340,9 +342,9 @@ def test_each_data_source_of_both_files_is_tried(check):
 DUMPED = {"input": "user\nwhat is 22 + 22?\nassistant\n", "output": "44", "gts": "44"}
 
 
-def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(check):
+def test_responses_of_a_file_find_their_rows_even_with_half_of_a_surrogate_pair(check):
     uid = verls_uid("ab")
-    # Of a session with two outputs the last one is the response.
+    # If a session has two outputs, the last one is the response.
     lines = [DUMPED | {"uid": f"{uid}_0_1"}, DUMPED | {"uid": f"{uid}_1_0", "output": "a\ud800"}]
     lines.append(DUMPED | {"uid": f"{uid}_0_0", "output": "45"})
     Path("1.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"index": 0, "answer": "2"}])))
@@ -367,7 +369,7 @@ def test_answers_of_a_file_find_their_rows_half_of_a_surrogate_pair_included(che
     ],
     ids=["no such row", "no row", "not an answer", "another truth", "another prompt", "no object"],
 )  # fmt: skip
-def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
+def test_responses_that_cannot_be_used_are_rejected(tmp_path, line, expected):
     question = [{"role": "user", "content": "what is 22 + 22?"}]
     row = {"raw_prompt": question, "reward_model": {"ground_truth": "44"}}
     file = tmp_path / "answers.jsonl"
@@ -377,25 +379,26 @@ def test_answers_that_cannot_be_used_are_refused(tmp_path, line, expected):
 
 
 @pytest.mark.real
-def test_answers_sampled_from_a_local_model(check, toolbox, policy):
+def test_responses_are_sampled_from_a_local_model(check, toolbox, policy):
     options = ["--recipe", "toolbox/gdpo", "--data", str(toolbox / "validation.parquet")]
-    # verl's own number, one, would not say whether answers to a prompt differ.
+    # With verl's default, one, it would be unknown whether responses to a prompt differ.
     options += ["--rows", "24", "--model", str(policy), "actor_rollout_ref.rollout.n=1"]
     status, _, report = check(None, *options)
     assert status == 0
     assert [kind["count"] for kind in report["kinds"]] == [24 * 4]
     means = {component["name"]: component["mean"] for component in report["components"]}
-    # The policy is made with 55 to 80 % correct formats; 96 answers stray by less than 0.2.
+    # 55 to 80 % of the policy's formats are correct; the share in 96 responses differs by less than
+    # 0.2.
     assert 0.35 < means["format"] < 1.0
     assert report["teaching"]["capacity"]["size"] == 4
-    # Sampled at temperature 1, answers to one prompt differ.
+    # Responses to one prompt differ, because they are sampled at temperature 1.
     assert len({answer["answer"] for answer in report["answers"][:4]}) > 1
 
 
 # ---------------------------------------------------------------- a separate process
 
 
-def test_an_answer_that_raises_is_named_and_the_others_are_scored(check):
+def test_a_response_whose_reward_raises_is_named_and_the_others_are_scored(check):
     status, shown, report = check("raises", "--rows", "2")
     assert status == 1
     assert "PROBLEM  row 0 (empty): it raised ZeroDivisionError: division by zero (" in shown
@@ -414,13 +417,13 @@ def test_an_answer_that_raises_is_named_and_the_others_are_scored(check):
 )
 def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, expected):
     write_answers("22", "", "22")
-    seconds = "1" if "1 s" in expected else "60"  # a busy machine takes its time over a crash
+    seconds = "1" if "1 s" in expected else "60"  # on a busy machine a crash takes time
     status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
     assert status == 1
     (problem,) = [line for line in report["problems"] if "row 0 (answers.jsonl): it " in line]
     assert expected in problem
     above, _, _ = Path("rewards.py").read_text().partition(f"\n{function} = ")
-    if function != "exits":  # of which nothing tells the place
+    if function != "exits":  # for `exits` the place of the call is unknown
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
     assert scores(report) == {"answers.jsonl": [2.0, None]}
     assert "note     1 responses were not scored" in shown
@@ -433,13 +436,13 @@ def test_ctrl_c_ends_the_check_and_the_progress_is_shown(check, monkeypatch):
     assert "calls of the reward function:" in shown
 
 
-def test_a_gpu_that_the_command_has_used_is_not_handed_on(check, monkeypatch):
+def test_the_child_process_is_not_forked_after_the_command_has_used_a_gpu(check, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     status, _, report = check("good", "--rows", "1")
     assert (status, scores(report)["ground truth"]) == (0, [2.0])
 
 
-def test_killed_command_leaves_no_process(work):
+def test_a_killed_command_leaves_no_process(work):
     Path("hangs.py").write_text(
         "import os, pathlib\n"
         "def compute_score(*args, **kwargs):\n"
@@ -457,10 +460,11 @@ def test_killed_command_leaves_no_process(work):
     wait_for(lambda: not session(worker))
 
 
-def test_an_event_loop_that_the_command_has_used_keeps_no_answer_waiting(check):
+def test_an_event_loop_that_the_command_has_used_does_not_block_the_child_process(check):
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(loop.run_in_executor(None, int))  # its thread now waits for work
+    # now a thread of the loop waits for work
+    loop.run_until_complete(loop.run_in_executor(None, int))
     try:
         assert check("good", "--rows", "1", "--timeout", "60")[0] == 0
     finally:

@@ -1,4 +1,4 @@
-"""`gdpo-verl check-reward` on the recipes' rewards."""
+"""`gdpo-verl check-reward` on the rewards of the recipes."""
 
 import json
 
@@ -16,7 +16,7 @@ TESTS = [
 
 @pytest.fixture
 def recipe(check):
-    """Check a recipe's reward, without its model, on three rows of these ground truths."""
+    """Check a recipe's reward, without its model, on three rows with these ground truths."""
 
     def run(name, truths, *options):
         write_data("rows.parquet", truths=truths)
@@ -29,27 +29,28 @@ def recipe(check):
 @pytest.mark.parametrize(
     ("name", "truths", "expected"),
     [
-        # Correctness, integer and format; a number without tags is no answer.
+        # The rewards are correctness, integer and format. A number without tags is no answer.
         ("gsm8k/gdpo_strict", ["22", "1,044", "-66"],
          {"as an answer": [3.0] * 3, "ground truth": [0.0] * 3}),
-        # Right in a box, and within 4,000 tokens, as what is not in a box is, too.
+        # Only the layout with a box is right. All responses are within 4,000 tokens.
         ("math_length/gdpo", [r"\frac{1}{2}", "x = 3", "(1, 2]"],
          {"in a box": [2.0] * 3, "ground truth": [1.0] * 3, "empty": [1.0] * 3}),
-        # Half of format's 1, and correctness 3; nothing in an empty answer is right.
+        # The score is half of the format's reward 1, plus correctness 3. In an empty response
+        # nothing is right.
         ("toolbox/gdpo +algorithm.gdpo_reward_weights={format:0.5}", [GOOD_CALL] * 3,
          {"ground truth": [3.5] * 3, "empty": [-3.0] * 3}),
     ],
 )  # fmt: skip
-def test_a_recipe_reads_the_truth_in_its_own_form(recipe, name, truths, expected):
+def test_a_recipe_reads_the_truth_in_its_own_layout(recipe, name, truths, expected):
     name, *options = name.split()
     status, shown, report = recipe(name, truths, *options)
     assert (status, {kind: scores(report)[kind] for kind in expected}) == (0, expected)
-    if name == "math_length/gdpo":  # another row's truth is read, too: in one form of three
+    if name == "math_length/gdpo":  # another row's truth is read as well, in one layout of three
         assert report["parse_errors"] == {"0": 6, "1": 21}
         assert "note     'length' is 1 for every response" in shown
 
 
-def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe):
+def test_a_ground_truth_that_the_reward_cannot_read_is_a_problem(recipe):
     status, _, report = recipe("gsm8k/gdpo_strict", ["22", "forty-two", "forty-two"])
     assert status == 1
     assert (
@@ -59,7 +60,7 @@ def test_a_ground_truth_that_the_reward_refuses_is_a_problem(recipe):
     ) in report["problems"]
 
 
-def test_under_its_condition_repeating_the_topic_is_paid_nothing(recipe):
+def test_the_condition_of_the_recipe_gives_nothing_for_repeating_the_topic(recipe):
     pytest.importorskip("if_verifiable")
     pytest.importorskip("wordllama")
     truth = {

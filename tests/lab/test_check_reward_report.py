@@ -1,4 +1,4 @@
-"""The report on answers and results written by hand: each complaint."""
+"""Each complaint of the report, on responses and results that are written by hand."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def result(score, seconds=0.002, **info):
 
 
 DECLARED = (Component("a", 0, 1), Component("b", -3, 3))
-# Two rows with two answers each; "b" differs in neither.
+# Two rows with two responses each. "b" is constant in both.
 ANSWERS = [
     CheckedAnswer(0, GROUND_TRUTH, "yes", 0),
     CheckedAnswer(0, "empty", "", 0),
@@ -51,18 +51,20 @@ def report_of(
 
 
 def with_last(**changes):
-    """GOOD with another last result."""
+    """Return GOOD with another last result."""
     return [*GOOD[:3], result(**{"score": -1.0, "a": 0.0, "b": -1.0, "parse_error": 4} | changes)]
 
 
 def test_summary_of_hand_made_results():
-    # Scored again, one is faster, and one rounds its sum in another way.
+    # In the second scoring one response is faster, and the sum of another one is rounded
+    # differently.
     again = {0: replace(GOOD[0], seconds=0.003), 3: result(-1.0 + 1e-13, 0.1, a=0.0, b=-1.0)}
     report = report_of(again=again)
     assert report["problems"] == []
     (note,) = report["notes"]
     assert note.startswith("'b' is constant in every group")
-    # The shorter times are 2, 3, 4 and 6 ms; 97 % of the way from the third to the fourth is 5.94.
+    # The shorter times are 2, 3, 4 and 6 ms. The 99th percentile is 97 % of the way from 4 to 6:
+    # 5.94.
     assert report["seconds"] == pytest.approx({"median": 0.0035, "p99": 0.00594, "max": 0.006})
     lines = [" ".join(line.split()) for line in report_text({"about": {}, **report}).splitlines()]
     assert lines == [
@@ -113,7 +115,7 @@ def test_components_neither_declared_nor_named_are_a_problem():
     (problem,) = report["problems"]
     assert problem.startswith("algorithm.gdpo_reward_keys: the reward declares no components")
     assert "although it returns ['score', 'a', 'b', 'parse_error']" in problem
-    assert report["kinds"][0]["high"] == 3.0  # what can be said is said all the same
+    assert report["kinds"][0]["high"] == 3.0  # the rest of the summary is still reported
     assert report_of(declared=(), gdpo_reward_keys=["a", "b"])["problems"] == []
 
 
@@ -126,21 +128,22 @@ def alike(*codes):
 
 
 def made_up(results, text, answers=ANSWERS):
-    """Report on made-up answers of this text."""
+    """Report on made-up responses with this text."""
     return report_of(results, answers=[replace(a, text=text, made_up=True) for a in answers])
 
 
 @pytest.mark.parametrize(
     ("codes", "text", "kind"),
     [
-        # No truth is read; one is; nobody says; programs are not made up.
+        # The cases: no truth can be read; one can; the reward does not say; real programs, not made
+        # up.
         ((1, 1, 1, 0), "22", "notes"),
         ((0, 1, 1, 1), "22", "problems"),
         ((None,) * 4, "22", "problems"),
         ((None,) * 4, PROGRAMS, "notes"),
     ],
 )
-def test_a_reward_that_is_the_same_for_all_made_up_answers(codes, text, kind):
+def test_a_reward_that_is_constant_for_made_up_responses_is_a_problem_or_a_note(codes, text, kind):
     report = made_up(alike(*codes), text)
     (complaint,) = [each for each in report["problems"] + report["notes"] if SAME in each]
     assert complaint in report[kind]
@@ -150,7 +153,7 @@ def test_a_reward_that_is_the_same_for_all_made_up_answers(codes, text, kind):
 NONE = "in no layout does the ground truth score more than every wrong response in half of"
 
 
-def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers():
+def test_a_reward_that_does_not_prefer_the_truth_is_a_problem_or_a_note():
     first, second, third, fourth = GOOD
     notes = made_up([first, first, third, third], "22")["notes"]
     (note,) = [each for each in notes if NONE in each]
@@ -158,7 +161,7 @@ def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers():
         f"{NONE} the rows. If no made-up response has the layout that the reward"
     )
     assert NONE not in "".join(made_up(GOOD, "22")["notes"])
-    # Another row's truth gets the truth's score.
+    # Another row's truth gets the same score as the row's own truth.
     answers = [replace(a, kind="another row's") if a.kind == "empty" else a for a in ANSWERS]
     inverted = made_up([second, first, fourth, third], "22", answers)["problems"]
     assert inverted[0].startswith(
@@ -167,8 +170,8 @@ def test_a_reward_that_does_not_prefer_the_truth_among_made_up_answers():
     assert made_up(GOOD, "22", answers)["problems"] == []
 
 
-def test_score_follows_weights_and_conditions():
-    # 2 a + b where a is 1, else 2 a.
+def test_the_score_must_follow_weights_and_conditions():
+    # The score is 2 a + b if a is 1, else 2 a.
     pairs = [(1.0, 2.0), (0.0, 2.0), (1.0, -1.0), (0.0, -1.0)]
     scores = [4.0, 0.0, 1.0, 0.0]
     results = [result(score, a=a, b=b) for score, (a, b) in zip(scores, pairs, strict=True)]
@@ -176,7 +179,7 @@ def test_score_follows_weights_and_conditions():
     settings = {"gdpo_reward_weights": {"a": 2.0}, "gdpo": {"conditions": conditions}}
     report = report_of(results, **settings)
     assert report["problems"] == []
-    # Where the condition fails b counts as 0, which is more than its least.
+    # If the condition fails, b counts as 0, which is more than its smallest value.
     name = "algorithm.gdpo.conditions.b: 'b' can be"
     assert f"{name} -3, and it counts as 0 where 'a' fails" in "".join(report["notes"])
     unknown = report_of(results, declared=(Component("a"), Component("b")), **settings)
@@ -187,7 +190,7 @@ PENALTIES = [result(1.0 + b, a=1.0, b=b) for b in (0.0, -0.5, -1.0, 0.0)]
 
 
 @pytest.mark.parametrize("ends", [(-1, 0), (None, 0), (None, None)])
-def test_a_penalty_that_failing_avoids_is_a_problem(ends):
+def test_a_condition_on_a_penalty_is_a_problem_because_failing_avoids_the_penalty(ends):
     declared = (Component("a", 0, 1), Component("b", *ends))
     gdpo = {"conditions": {"b": {"on": "a", "at_least": 1.0}}}
     (problem,) = report_of(PENALTIES, declared=declared, gdpo=gdpo)["problems"]
@@ -206,7 +209,7 @@ def test_criteria_that_every_or_no_response_meets_are_named():
     assert "no response meets 1 of 4 criteria, which would teach nothing: far. " in found[1]
 
 
-def test_other_keys_and_optional_components_that_no_answer_has_are_noted():
+def test_other_keys_and_optional_components_that_no_response_has_are_noted():
     (keys, _) = report_of(with_last(extra=1))["notes"]
     expected = "row 7 (empty): the keys ['a', 'b', 'extra', 'parse_error', 'score'] are not those"
     assert keys.startswith(expected)
@@ -216,9 +219,10 @@ def test_other_keys_and_optional_components_that_no_answer_has_are_noted():
     assert (report["problems"], report["notes"]) == ([], ["'b' is not scored in any response"])
 
 
-def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
+def test_responses_of_a_policy_give_advice_capacity_and_forecast():
     answers = [CheckedAnswer(row, "sampled", "text", row) for row in range(40) for _ in range(16)]
-    # In each prompt half of the answers have a; two of the forty have b, once each.
+    # For each prompt, half of the responses have a. Two of the forty prompts have one response with
+    # b.
     results = []
     for place in range(len(answers)):
         a, b = float(place % 2), 2.0 * (place in (3, 100))
@@ -228,7 +232,7 @@ def test_answers_of_a_policy_tell_what_the_rewards_can_teach():
     varies = "b                   1.2%     2.5%     5.0%"
     assert varies in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
-    # In groups of four the reward a alternates, so z = ±0.866 and the influence is 0.75.
+    # In groups of four the reward a alternates, so that z = ±0.866 and the influence is 0.75.
     push = report["teaching"]["forecast"]["push"]
     assert push["grpo"]["a"] == pytest.approx(2 * 0.75, abs=0.02)
     assert "push, 2 groups a step" in shown

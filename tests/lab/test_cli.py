@@ -1,4 +1,4 @@
-"""Command lines that are refused: a sentence, a status, and nothing written."""
+"""Command lines that are rejected: a message, an exit status, and no file."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("command", "sentence"), REFUSED.items(), ids=REFUSED)
-def test_what_cannot_be_done_is_refused_with_a_sentence(
+def test_a_wrong_command_line_is_rejected_with_a_message(
     command,
     sentence,
     tmp_path,
@@ -34,7 +34,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(
     monkeypatch.chdir(tmp_path)
     try:
         status = main(command.split())
-    except SystemExit as end:  # argparse's
+    except SystemExit as end:  # raised by argparse
         status = end.code
     assert status in (1, 2)
     assert re.search(sentence, capsys.readouterr().err)
@@ -47,7 +47,7 @@ def test_a_missing_transformers_is_named_with_its_own_package(monkeypatch):
         tokenizer_of("model", "--tokenizer")
 
 
-def test_a_reader_that_has_enough_is_no_fault():
+def test_a_reader_that_closes_the_pipe_causes_no_error():
     command = f"{sys.executable} -m gdpo_verl.lab.cli doctor | true; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 141

@@ -1,4 +1,4 @@
-"""The Dockerfile, the RayJob and SkyPilot's task hold together with the recipes they start."""
+"""The Dockerfile, the RayJob and the SkyPilot task fit the recipes that they start."""
 
 import os
 import re
@@ -28,15 +28,16 @@ def rayjob():
 
 
 def training(command):
-    """The run's directory, the arguments and the configuration of a `gdpo-verl train …`."""
+    """Return run directory, arguments and configuration of a `gdpo-verl train` command."""
     program, *arguments = shlex.split(command)
     assert program == "gdpo-verl"
     options, overrides = _parser().parse_known_args(arguments)
     return options.run, arguments, composed(options.recipe, options.run, overrides)[0]
 
 
-def test_rayjob_starts_a_recipe_that_passes_the_dry_run(tmp_path, capsys):
-    (tmp_path / "config.json").touch()  # of a model; no test asks the hub
+def test_the_rayjob_starts_a_recipe_that_passes_the_dry_run(tmp_path, capsys):
+    # the configuration of a local model, because tests do not use the hub
+    (tmp_path / "config.json").touch()
     _, arguments, _ = training(rayjob()["entrypoint"])
     here = [f"data.{name}_files=/tmp/none.parquet" for name in ("train", "val")]
     here += [f"actor_rollout_ref.model.path={tmp_path}"]
@@ -46,7 +47,7 @@ def test_rayjob_starts_a_recipe_that_passes_the_dry_run(tmp_path, capsys):
     assert "data.train_files: '/tmp/none.parquet' does not exist here" in problems[0]
 
 
-def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names():
+def test_the_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_run_needs():
     spec = rayjob()
     run, _, config = training(spec["entrypoint"])
     variables = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
@@ -67,19 +68,19 @@ def test_rayjob_has_the_nodes_gpus_volumes_and_metrics_that_its_training_names()
             assert path.startswith(tuple(folders))
     assert len(images) == 1
     assert container["resources"]["limits"]["nvidia.com/gpu"] == config.trainer.n_gpus_per_node
-    # Nothing is placed on a head without CPUs, the transfer queue included.
+    # The head has no CPUs, so that nothing runs on it, not even the transfer queue.
     assert head["rayStartParams"] == {"num-cpus": "0"}
     assert spec["entrypointNumCpus"] >= 1
     assert OmegaConf.select(config, QUEUE_NODES) == "CPU"
     assert f"++{QUEUE_NODES}=CPU" in _EXISTING_CLUSTER
 
 
-def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path):
+def test_the_skypilot_task_submits_a_recipe_on_its_nodes_from_the_first_node(tmp_path):
     task = yaml.safe_load((PLACE / "skypilot.yaml").read_text())
     subprocess.run(["bash", "-n"], input=task["setup"], text=True, check=True)
     for script in re.findall(r"scripts/\S+", task["setup"] + task["run"]):
         assert os.access(ROOT / script, os.X_OK), script
-    # What the node's own files would do is printed.
+    # The scripts on the node are replaced by ones that print their arguments.
     stubs = "source() { :; }\nfunction /sky_templates/ray/start_cluster { echo cluster; }\n"
     stubs += 'scripts/submit.sh() { echo "$RUN $*"; }\n'
     printed = []
@@ -99,18 +100,18 @@ def test_skypilots_run_submits_a_recipe_on_its_nodes_from_the_first(tmp_path):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_what_the_dockerfile_copies_is_enough_to_install_and_to_train(tmp_path):
+def test_the_dockerfile_copies_enough_to_install_and_to_train(tmp_path):
     lines = (PLACE / "Dockerfile").read_text().splitlines()
     instructions = [line.partition(" ")[::2] for line in lines]
     (install,) = (rest for word, rest in instructions if word == "RUN" and "setup.sh" in rest)
     for word, rest in instructions:
         if word == "COPY":
-            _, *sources, target = rest.split()  # after --chown
+            _, *sources, target = rest.split()  # after the option --chown
             for source in sources:
                 copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
                 copy(ROOT / source, tmp_path / target)
     environment = {key: value for key, value in os.environ.items() if key != "VENV"}
-    environment["HARDWARE"] = "cpu"  # the build argument
+    environment["HARDWARE"] = "cpu"  # the build argument of the image
     subprocess.run(["bash", "-c", install], cwd=tmp_path, env=environment, check=True)
     command = [tmp_path / ".venv/bin/gdpo-verl", "train", "toolbox/gdpo", "--cfg", "job"]
     printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The commands that README and docs print."""
+"""The commands in the README and the documentation."""
 
 import re
 import shlex
@@ -26,14 +26,14 @@ VERL = "python -m verl.trainer.main_ppo"
 
 
 def commands(page):
-    """The lines of a page's blocks of bash, each command in one."""
+    """Return the commands in a page's blocks of bash, each as one line."""
     text = page.read_text(encoding="utf-8")
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     return re.sub(r" *\\\n *", " ", blocks).splitlines()
 
 
 def printed(page, begin):
-    """The commands of a page that begin so."""
+    """Return the commands of a page that begin with these words."""
     return [line for line in commands(ROOT / "docs" / page) if line.startswith(begin)]
 
 
@@ -50,13 +50,13 @@ def test_every_printed_command_parses(page):
         words = shlex.split(line, comments=True)[1:]
         words = words[: words.index("--")] if "--" in words else words
         if words[0] == "submit":
-            words += ["--run", "runs/mine"]  # scripts/submit.sh takes it from RUN
+            words += ["--run", "runs/mine"]  # scripts/submit.sh reads it from the variable RUN
         options, rest = parser.parse_known_args(words)
         assert options.takes_overrides or not rest, line
         assert not [word for word in rest if word.startswith("--")], line
 
 
-def test_verls_own_command_composes_and_its_settings_are_known():
+def test_verls_own_command_composes_with_known_settings():
     lines = [line for page in PAGES for line in commands(page) if VERL in line]
     lines = [line for line in lines if "--config-" not in line]
     assert len(lines) > 3  # README, the tutorial, the weights, the page on CPUs
@@ -74,7 +74,7 @@ def test_verls_own_command_composes_and_its_settings_are_known():
 
 @pytest.fixture
 def conf(tmp_path, monkeypatch):
-    """A clone in which the page's commands that make a recipe of one's own have been run."""
+    """Make a clone, and run the page's commands that make a user's own recipe."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     for begin in ("mkdir ", "cp ", "sed "):
@@ -96,10 +96,11 @@ def test_commands_of_the_pages_compose_and_name_a_model(conf, capsys):
         assert config.actor_rollout_ref.model.path != DEFAULT, line
 
 
-def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf):
+def test_a_users_recipe_is_found_by_every_command_and_uses_parts_of_gdpo_verl(conf):
     task = conf / "mine" / "task.yaml"
     task.write_text(task.read_text().replace("train_batch_size: 32", "train_batch_size: 64"))
-    with hydra.initialize_config_dir(str(conf), version_base=None):  # as verl's own command does
+    # verl's own command composes in this way
+    with hydra.initialize_config_dir(str(conf), version_base=None):
         verls = hydra.compose("mine/gdpo")
     assert verls.data.train_batch_size == 64
     assert verls.trainer.device == "cpu"
@@ -118,19 +119,19 @@ def test_own_recipe_is_found_by_every_command_and_takes_its_parts_from_ours(conf
         compose("mine/gdop", directory=conf)
 
 
-def test_recipe_that_names_other_places_keeps_them(conf):
+def test_a_recipe_with_its_own_search_path_keeps_it(conf):
     own = conf / "mine" / "gdpo.yaml"
     (conf.parent / "more" / "hardware").mkdir(parents=True)
     (conf.parent / "more" / "hardware" / "mine.yaml").write_text(
         "# @package _global_\ntrainer: { device: cpu, n_gpus_per_node: 3 }\n"
     )
-    places = f"[file://{conf.parent / 'more'}]"  # and neither verl's nor ours
+    places = f"[file://{conf.parent / 'more'}]"  # neither verl's folder nor that of gdpo-verl
     own.write_text(re.sub(r"searchpath: .*", f"searchpath: {places}", own.read_text()))
     config = compose("mine/gdpo", ["hardware=mine"], conf)
     assert config.trainer.n_gpus_per_node == 3
 
 
-def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(check):
+def test_the_settings_of_the_judges_page_reach_the_judge_and_a_missing_reply_is_a_problem(check):
     text, _ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/judge.md").read_text(), re.DOTALL)
     Path("mine").mkdir()
     head = "# @package _global_\ndefaults: [/ppo_trainer, /hardware: cpu, _self_]\n"
@@ -147,7 +148,7 @@ def test_the_settings_of_the_judges_page_ask_it_and_its_silence_is_a_problem(che
     )
 
 
-def test_the_quickstart_says_at_ctrl_c_how_it_is_continued(tmp_path):
+def test_the_quickstart_explains_at_ctrl_c_how_to_continue(tmp_path):
     folder = tmp_path / "scripts"
     folder.mkdir()
     for name in ("quickstart.sh", "environment.sh"):
@@ -160,7 +161,7 @@ def test_the_quickstart_says_at_ctrl_c_how_it_is_continued(tmp_path):
     assert "Interrupted. The same command continues" in done.stderr
 
 
-def test_the_quickstarts_policies_and_data_are_known_by_their_names():
+def test_the_names_of_the_quickstarts_policies_and_data_exist():
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     assert re.findall(r"make_policy=(\w+)", script) == ["tiny", "smollm2"]
     for command in ("make-policy tiny", "make-policy smollm2"):
@@ -169,7 +170,7 @@ def test_the_quickstarts_policies_and_data_are_known_by_their_names():
         _parser().parse_args(["prepare", *words.split()])
 
 
-def test_the_quickstart_page_changes_one_thing_of_what_the_script_trains():
+def test_the_quickstart_page_changes_one_setting_of_the_scripts_run():
     text = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
     (settings,) = re.findall(r"^recipe=toolbox[\s\S]*?^half=.*$", text, re.MULTILINE)
     (training,) = re.findall(r"\$gdpo train ([\s\S]*?trainer\.save_freq=\S+)", text)
@@ -184,7 +185,7 @@ def test_the_quickstart_page_changes_one_thing_of_what_the_script_trains():
     assert compose("toolbox/gdpo", page[3:]) == compose("toolbox/gdpo", script[3:])
 
 
-# What verl's file logger writes of a step, without spaces, and of a validation.
+# Lines of verl's file logger for a step, without spaces, and for a validation.
 STEP = '{"step":%d,"data":{"val-core/format":0.5,"timing_s/step":%.1f,"timing_s/gen":2.0}}\n'
 VALIDATED = '{"step":%d,"data":{"val-core/format":0.5}}\n'
 
@@ -192,25 +193,25 @@ VALIDATED = '{"step":%d,"data":{"val-core/format":0.5}}\n'
 @pytest.mark.parametrize(
     ("steps", "before", "rest"),
     [
-        # 3 steps of 60 s and a start of 0: GDPO has 17 steps left, GRPO 20.
+        # After 3 steps of 60 s from a start at step 0, GDPO has 17 steps left, and GRPO has 20.
         (20, 0, "37 min more, at 60.0 s a step"),
         (12, 0, "21 min more, at 60.0 s a step"),
-        # Goes on behind step 6, whose steps were slower: what counts is this machine today.
+        # The run resumes after step 6. The earlier steps were slower, but only the new ones count.
         (20, 6, "31 min more, at 60.0 s a step"),
     ],
 )
-def test_the_quickstart_says_after_three_steps_how_long_both_trainings_will_take(
+def test_the_quickstart_estimates_after_three_steps_how_long_both_runs_will_take(
     steps, before, rest, tmp_path
 ):
     script = (ROOT / "scripts/quickstart.sh").read_text(encoding="utf-8")
-    # A function is one line, or ends with a brace that stands alone.
+    # A function of the script is one line, or ends with a line that contains only a brace.
     functions = re.findall(r"^\w+\(\) \{(?: .*\}|\n[\s\S]*?\n\})$", script, re.MULTILINE)
     earlier = [STEP % (step, 500.0) for step in range(1, before + 1)]
     (tmp_path / "metrics.1.jsonl").write_text("".join(earlier))
     new = [VALIDATED % before]
     new += [STEP % (before + 1, 70.0), STEP % (before + 2, 50.0), STEP % (before + 3, 60.0)]
     (tmp_path / "new").write_text("".join(new))
-    # The training goes on by a line whenever the script waits.
+    # Whenever the script waits, the simulated run writes another line.
     functions.append("sleep() { head -n $((++lines)) new > metrics.jsonl; }")
     functions.append(f"set -euo pipefail; lines=0; steps={steps}; say_rest .")
     shell = "\n".join(functions)

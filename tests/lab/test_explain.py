@@ -28,16 +28,16 @@ def static(tmp_path_factory):
     return path.read_text(encoding="utf-8")
 
 
-def test_the_static_page_holds_every_picture_and_asks_nobody(static):
+def test_the_static_page_contains_every_picture_and_needs_no_other_host(static):
     found = Page(static)
-    # Five tasks, two pictures of units and two of the phantom policy.
+    # Pictures of five tasks, two of scales, and two of the phantom policy.
     assert static.count("<svg") == 5 + 2 + 2
-    # Bars of twelve answers, seven calls, five rankings and eight answers that fail.
+    # Bars of twelve responses, seven calls, five rankings and eight failing responses.
     assert static.count("data-rollout") == 12 + 7 + 5 + 8
     assert "No advantages" not in found.text
     assert not {"script", "link", "img", "iframe"} & set(found.tags)
     assert not any(name.startswith("marimo") for name in found.tags)
-    assert "38</td>" in static  # of 84 groups of 2 rewards and 6 rollouts, GDPO
+    assert "38</td>" in static  # GDPO distinguishes 38 of 84 groups of 2 rewards and 6 rollouts
     assert all(
         re.fullmatch(r"#.*|https://arxiv\.org/abs/[\d.]+", address) for address in found.references
     )
@@ -56,7 +56,7 @@ def test_a_missing_marimo_is_named_with_its_command(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """`gdpo-verl explain` and the address it printed; at the end Ctrl-C."""
+    """Start `gdpo-verl explain`; yield the printed address; end the server with Ctrl-C."""
     if not importlib.util.find_spec("marimo"):
         pytest.skip("marimo is not installed: pip install marimo==0.25.2")
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "explain", "--no-browser"]
@@ -76,12 +76,13 @@ def server(tmp_path_factory):
 
 
 def opened(browser, address, **options):
-    """A page where all is drawn, the hosts it asked, and what its console called an error."""
+    """Return the page when all is drawn, the hosts that it asked, and the errors of its console."""
     page = new_page(browser, **options)
     hosts = set()
     errors = []
     for event in ("request", "websocket"):
-        page.on(event, lambda asked: hosts.add(urlsplit(asked.url).netloc))  # empty for data:
+        # the host is empty for data: addresses
+        page.on(event, lambda asked: hosts.add(urlsplit(asked.url).netloc))
     page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address)
@@ -90,7 +91,7 @@ def opened(browser, address, **options):
 
 
 def press(page, label, key, times=1):
-    """Move a slider; again where the page was drawn anew before the key had an effect."""
+    """Move a slider, and try again if the page was drawn anew before the key had an effect."""
     slider = page.locator("marimo-slider").filter(has_text=label).get_by_role("slider")
     for _ in range(times):
         before = slider.get_attribute("aria-valuenow")
@@ -105,7 +106,7 @@ def choose(page, label, choice):
 
 
 def check_bars(page, block, expected):
-    """Wait until a block shows a group's advantages in its order, and compare all of them."""
+    """Wait until a block shows the advantages of a group in order, and compare all of them."""
     first = f"{expected[0].gdpo:.6f}"
     page.wait_for_function(
         "([block, names, first]) => { const rows = [...document.querySelectorAll(`#${block} "
@@ -142,7 +143,7 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     check_bars(page, "answers", twelve(1.5, **options))
     page.get_by_role("switch").click()
     page.get_by_text("The twelve responses and their rewards").click()
-    page.get_by_text("style", exact=True).nth(2).click()  # the third response gets its style
+    page.get_by_text("style", exact=True).nth(2).click()  # the third response gets the reward style
     check_bars(page, "answers", twelve(1.5, style_of_third=1.0, whiten=False, **options))
     choose(page, "third estimator", "dvao")
     page.wait_for_selector("#answers .third span:text('dvao')")
@@ -162,11 +163,11 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
     press(page, "reward for a success of the first skill", "ArrowRight")  # 30
     (grpo,) = units.table([30.0], (toy.GRPO,))[1]
     page.wait_for_selector(f"#units :text('{grpo[2]}')")
-    press(page, "hard prompts", "ArrowLeft", 2)  # none
+    press(page, "hard prompts", "ArrowLeft", 2)  # no prompt is hard
     *_, last = phantom.table(phantom.trainings(0, 8, 1.0))[1]
     page.wait_for_selector(f"#phantoms :text('{last[2]}')")
 
-    # A telephone shows the whole width.
+    # On a phone the page fits into the width.
     page.set_viewport_size({"width": 390, "height": 900})
     rights = page.locator(".gx").evaluate_all(
         "all => all.map(element => element.getBoundingClientRect().right)"
@@ -183,7 +184,7 @@ def test_widgets_move_the_numbers_of_the_pure_functions(browser, server):
 def test_interrupting_the_command_ends_it_and_leaves_no_process(browser, server):
     view = opened(browser, server.address)
     press(view.page, "seeds", "ArrowRight", 6)
-    time.sleep(0.7)  # the interrupt comes while 50 seeds are being trained
+    time.sleep(0.7)  # the interrupt comes while 50 seeds are trained
     process = psutil.Process(server.process.pid)
     family = [process, *process.children(recursive=True)]
     server.process.send_signal(signal.SIGINT)

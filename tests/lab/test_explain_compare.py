@@ -15,9 +15,10 @@ def group_of(*rewards):
     return {each.name: each for each in compare.compare("abcd"[: len(rows)], found)}
 
 
-def test_grpo_ties_are_marked_and_split_where_gdpo_tells_them_apart():
-    # Sums 1, 1, 1, 0: mean 3/4, deviation 1/2. First reward: mean 1/4, deviation 1/2. Second:
-    # mean 1/2, deviation 1/sqrt(3), so that a trade of one for the other is worth 2 - sqrt(3).
+def test_ties_of_grpo_are_marked_and_split_if_gdpo_distinguishes_the_responses():
+    # The sums 1, 1, 1, 0 have the mean 3/4 and the deviation 1/2. The first reward has the mean 1/4
+    # and the deviation 1/2. The second has the mean 1/2 and the deviation 1/sqrt(3), so that
+    # exchanging one reward for the other changes the advantage by 2 - sqrt(3).
     group = group_of((1, 0), (0, 1), (0, 1), (0, 0))
     assert list(group) == ["a", "b", "c", "d"]
     assert [round(each.grpo, 4) for each in group.values()] == [0.5, 0.5, 0.5, -1.5]
@@ -28,13 +29,13 @@ def test_grpo_ties_are_marked_and_split_where_gdpo_tells_them_apart():
     assert sum(first.terms) - sum(second.terms) == pytest.approx(2 - math.sqrt(3), abs=1e-5)
 
 
-def test_a_tie_of_rewards_that_vary_equally_is_one_for_gdpo_too():
+def test_a_tie_of_rewards_that_vary_equally_is_also_a_tie_for_gdpo():
     group = group_of((1, 0), (0, 1), (0, 0))
-    # Each mean 1/3, each deviation 1/sqrt(3).
+    # Each reward has the mean 1/3 and the deviation 1/sqrt(3).
     expected = {"a": 1 / math.sqrt(3), "b": 1 / math.sqrt(3), "c": -2 / math.sqrt(3)}
     assert {each.name: each.gdpo for each in group.values()} == pytest.approx(expected, abs=1e-5)
     assert [(each.tie, each.split) for each in group.values()] == [("A", False)] * 2 + [("", False)]
-    # The same rewards are no tie.
+    # Responses with the same rewards are no tie.
     assert not any(each.tie for each in group_of((1, 0), (1, 0), (0, 0)).values())
 
 
@@ -52,15 +53,16 @@ def test_the_advantages_of_a_group_are_the_library_s(variant, whiten):
 # ---------------------------------------------------------------- the examples
 
 
-def test_the_answers_are_scored_by_the_rewards():
+def test_the_responses_are_scored_by_the_rewards_of_the_package():
     scores = ["{:.0f}{:.0f}{:.0f}".format(*examples.score(each)) for each in examples.ANSWERS]
     assert " ".join(scores) == "111 110 101 011 011 010 010 011 010 110 001 000"
 
 
 def test_each_call_is_scored_and_executed():
-    # Four arguments are asked for, so that the reward is S - 3, S of six points: one for the
-    # name, the arguments' names in common, and one for each equal argument. The wrong rate loses
-    # one; two redundant arguments share 4 of 6 names; a missing one shares 3 of 4 and loses one.
+    # Four arguments are expected, so that the reward is S - 3, where S has up to six points: one
+    # for the name of the tool, one for the share of common argument names, and one for each equal
+    # argument. The wrong rate loses one point. With two redundant arguments 4 of 6 names are
+    # common. With a missing argument 3 of 4 names are common, and one point is lost.
     refused = "rejected: got an unexpected keyword argument 'currency'"
     missing = "rejected: missing 1 required positional argument: 'per_year'"
     assert [row[1:] for row in calls.table()[1]] == [
@@ -75,8 +77,9 @@ def test_each_call_is_scored_and_executed():
 
 
 def test_five_times_the_weight_of_format_turns_the_calls_around():
-    # Format is 1 in four of seven answers: deviation sqrt(2/7). Correctness deviates by 2.717,
-    # so that a point of format is worth 2.717 / sqrt(2/7) = 5.08 points of correctness.
+    # Format is 1 in four of seven responses: its deviation is sqrt(2/7). The deviation of
+    # correctness is 2.717, so that a point of format counts like 2.717 / sqrt(2/7) = 5.08 points of
+    # correctness.
     for weight, above, split in ((1.0, "3", {"2", "3"}), (5.0, "3", set()), (5.2, "2", set())):
         found = compare.decompose_group(calls.rewards(), calls.KEYS, weights=[1.0, weight])
         group = compare.compare("1234567", found)
@@ -84,7 +87,7 @@ def test_five_times_the_weight_of_format_turns_the_calls_around():
         assert {each.name for each in group if each.split} == split
 
 
-def test_the_widest_range_rules_the_order_of_grpo():
+def test_the_reward_with_the_widest_range_determines_the_order_of_grpo():
     keys = [name for name, *_ in examples.RANGES]
     rewards = torch.tensor(list(examples.RANKINGS.values()), dtype=torch.float64)
     by_watch_time = rewards[:, 2].argsort().tolist()
@@ -93,14 +96,15 @@ def test_the_widest_range_rules_the_order_of_grpo():
         assert (by_grpo == by_watch_time) == alike
 
 
-def test_where_all_answers_are_alike_a_remedy_stops_the_praise_of_the_shortest():
-    # Brevity alone: (tokens' mean 139 - 40) over their unbiased deviation, 74.06.
+def test_a_remedy_removes_the_advantage_of_the_shortest_response_if_all_fail():
+    # Only brevity varies: (139 - 40) / 74.06, with the mean and the unbiased deviation of the
+    # tokens.
     for right, remedy in ((0, "none"), (8, "condition")):
         praised = phantom.remedied(right, remedy)["40 tokens"]
         assert praised == pytest.approx(99 / 74.06, abs=1e-3)
     for right, remedy in ((0, "condition"), (0, "gate"), (8, "gate")):
         assert not any(phantom.remedied(right, remedy).values())
-    # The outcome of this group varies: the gate leaves it alone.
+    # The outcome of this group varies, so that the gate does not close it.
     assert phantom.remedied(3, "gate") == phantom.remedied(3, "none")
     assert phantom.remedied(3, "condition") != phantom.remedied(3, "gate")
 
@@ -108,7 +112,7 @@ def test_where_all_answers_are_alike_a_remedy_stops_the_praise_of_the_shortest()
 # ---------------------------------------------------------------- bars
 
 
-def test_bars_are_as_long_as_the_advantages_and_a_third_shares_their_scale():
+def test_the_length_of_bars_is_the_advantage_and_a_third_estimator_has_the_same_scale():
     group = [
         compare.Rollout(name, (), 0.0, (), 2.0 * sign, 1.0 * sign)
         for name, sign in (("a", 1), ("b", -1))

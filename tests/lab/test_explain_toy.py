@@ -15,7 +15,7 @@ from gdpo_verl.lab.explain import phantom, study, toy, units
     ids=lambda value: getattr(value, "name", None),
 )
 def test_independent_rewards_reproduce_the_known_figures(method, middle, end):
-    # A separate program's means over 20 other seeds at epochs 50 and 149.
+    # These are the means of a separate program over 20 other seeds, at epochs 50 and 149.
     curve = toy.train(toy.Skills(), method).mean.mean(dim=1)
     assert float(curve[50]) == pytest.approx(middle, abs=0.004)
     assert float(curve[149]) == pytest.approx(end, abs=0.002)
@@ -59,15 +59,15 @@ def test_unwhitened_advantages_of_three_rewards_spread_wider_by_the_root_of_thre
     [
         (0.9, 0.8, 0.01, 1),
         (0.8, 0.9, 0.01, -1),
-        (0.9, 0.8, 0.1, 0),  # within the errors
-        (0.805, 0.8, 0.0, 0),  # too small to matter
+        (0.9, 0.8, 0.1, 0),  # the difference is within the errors
+        (0.805, 0.8, 0.0, 0),  # the difference is too small to matter
     ],
 )
-def test_the_verdict_asks_for_size_and_for_certainty(first, second, error, verdict):
+def test_the_verdict_requires_a_large_and_certain_difference(first, second, error, verdict):
     assert toy.verdict(toy.Figure(first, error), toy.Figure(second, error)) == verdict
 
 
-def test_the_unit_moves_grpo_unless_a_weight_undoes_it_and_leaves_gdpo_alone():
+def test_the_scale_changes_grpo_unless_a_weight_cancels_it_and_does_not_change_gdpo():
     def means(unit, method):
         return [each.mean for each in units.averages(unit, method)]
 
@@ -78,7 +78,7 @@ def test_the_unit_moves_grpo_unless_a_weight_undoes_it_and_leaves_gdpo_alone():
     assert means(30.0, toy.GDPO)[1] == pytest.approx(means(1.0, toy.GDPO)[1], abs=1e-3)
 
 
-def test_without_the_condition_the_length_reward_costs_the_correctness():
+def test_without_the_condition_the_length_reward_reduces_correctness():
     ends = {
         method.name: float(each.each(0)[-1].mean())
         for method, each in phantom.trainings(2, 8, 1.0).items()

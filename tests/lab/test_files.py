@@ -1,4 +1,4 @@
-"""A file or folder is there whole or not at all."""
+"""A file or folder exists completely or not at all."""
 
 import re
 import resource
@@ -23,7 +23,7 @@ def test_a_block_that_raises_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_files_that_a_killed_process_left_are_removed(tmp_path):
     path = tmp_path / "page[1].html"
     (tmp_path / ".page[1].html.1.tmp").write_text("half")
     (tmp_path / ".another.html.1.tmp").write_text("another's")
@@ -32,7 +32,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert path.read_text() == "new ?"
 
 
-def test_a_folder_takes_the_place_of_a_folder(tmp_path):
+def test_a_folder_replaces_a_folder(tmp_path):
     for name in ("old", "new"):
         with replacing(tmp_path / "policy") as scratch:
             scratch.mkdir()
@@ -44,7 +44,8 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
     path = tmp_path / "launch.json"
     write_text(path, "old")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # as a disk with so much left
+    # this limit acts like an almost full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         with pytest.raises(OSError, match=re.escape(str(path))):
             write_text(path, "new" * 100)

@@ -1,4 +1,4 @@
-"""The push on a reward, computed by hand, and from the metrics of the kept runs."""
+"""The push on a reward, by hand and from the metrics of the stored runs."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ RARE = Path(__file__).parents[2] / "docs/evidence/rare.jsonl.gz"
 
 
 def forecast_of_two_groups(per_step, **gdpo):
-    """In group 0 both rewards are equal, in group 1 only the common one varies."""
+    """In group 0 both rewards are equal; in group 1 only the common reward varies."""
     config = GdpoConfig.from_algorithm({"adv_estimator": "gdpo", "gdpo": gdpo})
     objective = config.resolve(["common", "rare"])
     raw = torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -23,12 +23,12 @@ def forecast_of_two_groups(per_step, **gdpo):
     return forecast.for_step(per_step)
 
 
-def test_the_push_is_the_influence_times_the_groups_of_a_step():
+def test_the_push_is_the_influence_times_the_number_of_groups_in_a_step():
     found = forecast_of_two_groups(per_step=16)["push"]
-    # Each z is +-0.7071, and so is GRPO's advantage.
-    # Mean of A z over the responses: rare (0.5 + 0.5 + 0 + 0) / 4, common 0.5.
+    # Each z is ±0.7071, and so is GRPO's advantage.
+    # The mean of A z over the responses is (0.5 + 0.5 + 0 + 0) / 4 for rare, and 0.5 for common.
     assert found["grpo"] == pytest.approx({"rare": 16 * 0.25, "common": 16 * 0.5}, abs=1e-4)
-    # GDPO: sums +-1.4142 and +-0.7071, divided by their deviation sqrt(5 / 3).
+    # For GDPO the sums ±1.4142 and ±0.7071 are divided by their deviation sqrt(5 / 3).
     deviation = (5 / 3) ** 0.5
     expected = {"rare": 16 * 0.5 / deviation, "common": 16 * 0.75 / deviation}
     assert found["gdpo"] == pytest.approx(expected, abs=1e-4)
@@ -42,7 +42,7 @@ def test_the_configured_variant_has_a_column_of_its_own():
     assert head.split() == ["push,", "2", "groups", "a", "step", "grpo", "gdpo", "dara"]
 
 
-def test_the_counts_in_the_forecast_are_those_of_the_kept_runs():
+def test_the_counts_in_the_forecast_are_those_of_the_stored_runs():
     learned = {True: [0, 0], False: [0, 0]}
     with gzip.open(RARE, "rt", encoding="utf-8") as lines:
         for line in lines:

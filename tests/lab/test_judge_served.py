@@ -1,4 +1,4 @@
-"""A real model judges: served by verl in a training, and by vLLM at an address."""
+"""A real model as judge: served by verl during a run, and by vLLM at an address."""
 
 import json
 import os
@@ -23,18 +23,19 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 QUESTION = "Rate this answer from 1 (bad) to 5 (good). Answer with the number alone. {response}"
 JUDGE = "+reward.custom_reward_function.reward_kwargs.judge"
-# The reply is the rating alone, and its first token the first of the reply.
+# The reply consists only of the rating, whose first token is the first token of the reply.
 CHOICE = {"structured_outputs": {"choice": ["1", "2", "3", "4", "5"]}}
 
 
 def override(**settings):
     node = {"question": QUESTION, "scale": [1, 2, 3, 4, 5]} | settings
-    keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))  # as Hydra wants them
+    # Hydra needs keys without quotation marks
+    keys_bare = re.sub(r'"(\w+)": ', r"\1: ", json.dumps(node))
     return f"{JUDGE}={keys_bare}"
 
 
 def served_by_verl(model):
-    """The overrides with which verl serves a model as its reward model."""
+    """Return the overrides with which verl serves a model as its reward model."""
     settings = (
         "reward.reward_model.enable=true reward.reward_model.enable_resource_pool=true "
         f"reward.reward_model.model_path={model} reward.reward_model.rollout.max_model_len=512 "
@@ -43,14 +44,15 @@ def served_by_verl(model):
     return settings.split()
 
 
-def test_the_model_that_verl_serves_judges_a_training(train, smollm2, tmp_path):
+def test_a_model_that_verl_serves_judges_the_responses_of_a_run(train, smollm2, tmp_path):
     validated = ["trainer.val_before_train=true", f"trainer.validation_data_dir={tmp_path}"]
     run = train("toolbox/gdpo", override(), *served_by_verl(smollm2), *validated)
     assert sorted(run.metrics()) == [0, 1, 2]
     for step in (1, 2):
         rows, metrics = run.rollouts(step), run.metrics()[step]
         values = [row["judge"] for row in rows]
-        assert len({*values}) > len(rows) / 2  # expected values, not five numbers
+        # the ratings are expected values, not only five numbers
+        assert len({*values}) > len(rows) / 2
         assert 0 < min(values) < max(values) < 1
         assert metrics["rewards/judge/mean"] == pytest.approx(mean(values), abs=1e-6)
         assert metrics["gdpo/judge/unscored"] == 0
@@ -75,7 +77,7 @@ GRADED = (
 
 
 def with_rubric(toolbox, out):
-    """The task's rows, each with the same five criteria, the last of which is a pitfall."""
+    """Write the rows of the task, each with the same five criteria; the last is a pitfall."""
     rows = pq.read_table(toolbox / "train.parquet").to_pylist()
     for row in rows:
         row["extra_info"]["rubric"] = [
@@ -86,7 +88,7 @@ def with_rubric(toolbox, out):
     return out
 
 
-def test_the_model_that_verl_serves_grades_five_criteria_in_one_request(
+def test_a_model_that_verl_serves_grades_five_criteria_in_one_request(
     train, smollm2, toolbox, tmp_path
 ):
     data = with_rubric(toolbox, tmp_path / "train.parquet")
@@ -96,7 +98,7 @@ def test_the_model_that_verl_serves_grades_five_criteria_in_one_request(
         for row in rows:
             graded = row["judge_by_criterion"]
             assert [*graded] == [f"criterion {place}" for place in range(1, 6)]
-            # One reply of the model holds the verdicts on all five.
+            # One reply of the model contains the verdicts on all five criteria.
             verdicts = json.loads(row["judge_said"])
             assert [*verdicts] == ["1", "2", "3", "4", "5"]
             values = [float(verdict) for verdict in verdicts.values()]
@@ -115,9 +117,10 @@ def test_the_model_that_verl_serves_grades_five_criteria_in_one_request(
 
 @pytest.fixture
 def served(smollm2, tmp_path):
-    """The model at an address, by vLLM's own command, in float32."""
+    """Serve the model at an address with vLLM's own command, in float32."""
     port = unused_port()
-    # `vllm serve` asks for the version of a distribution `vllm`, which the CPU's is not called.
+    # `vllm serve` reads the version of the distribution `vllm`; that of the CPU build has another
+    # name.
     options = (
         f"-m vllm.entrypoints.openai.api_server --model {smollm2} --port {port} --dtype float32 "
         "--enforce-eager --max-model-len 1024 --served-model-name small"
@@ -145,7 +148,7 @@ def served(smollm2, tmp_path):
 
 
 def expected_value(model, tokenizer, question):
-    """The expected value by Transformers: of the next token, which is a number from 1 to 5."""
+    """Return the expected value of the next token, a number from 1 to 5, by Transformers."""
     import torch
 
     turn = [{"role": "user", "content": question}]

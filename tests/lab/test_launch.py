@@ -1,4 +1,4 @@
-"""The launcher: one directory a training, what may change in it, a reason when it fails."""
+"""The launcher: the run directory, the settings that may change, and the reason for a failure."""
 
 import importlib.util
 import itertools
@@ -25,7 +25,7 @@ from gdpo_verl.lab.rundir.run import flattened
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """Little waiting between two looks at a training."""
+    """Shorten the time between two looks at a run."""
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
 
 
@@ -34,7 +34,7 @@ def composed(recipe, run, overrides):
 
 
 def started(run, recipe="toolbox/gdpo", *overrides):
-    """Write what a start leaves behind: Hydra's file and the launcher's."""
+    """Write the files of a start: the configuration and the launcher's record."""
     config = composed(recipe, run, overrides)
     with lock_run(run, recipe, config):
         OmegaConf.save(config, run / "config.yaml")
@@ -65,7 +65,7 @@ SCIENCE = [
 ]
 
 
-def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
+def test_only_settings_that_do_not_affect_learning_may_change_between_two_starts(tmp_path):
     started(tmp_path)
     with lock_run(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, MAY_CHANGE)):
         pass
@@ -79,7 +79,7 @@ def test_only_what_is_not_science_may_change_between_two_starts(tmp_path):
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.4])
 @pytest.mark.parametrize("name", ["config.yaml", "launch.json"])
-def test_file_of_the_last_start_that_was_cut_short_is_named_with_a_remedy(name, part, tmp_path):
+def test_an_incomplete_file_of_the_last_start_is_named_with_a_remedy(name, part, tmp_path):
     started(tmp_path)
     file = tmp_path / name
     whole = file.read_bytes()
@@ -90,7 +90,7 @@ def test_file_of_the_last_start_that_was_cut_short_is_named_with_a_remedy(name, 
     started(tmp_path)
 
 
-def test_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
+def test_a_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
     started(tmp_path)
     (tmp_path / "config.yaml").unlink()
     write_checkpoint(tmp_path / "checkpoints", 2)
@@ -101,29 +101,29 @@ def test_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("schedule", "changed"),
     [
-        # The recipe's own is a cosine.
+        # The schedule of the recipe is a cosine.
         ([], ["trainer.total_training_steps"]),
         (CONSTANT, []),
     ],
 )
-def test_steps_are_science_where_the_learning_rate_depends_on_them(schedule, changed):
+def test_the_number_of_steps_may_not_change_if_the_learning_rate_depends_on_it(schedule, changed):
     short = compose("gsm8k/gdpo", [*schedule, "trainer.total_training_steps=20"])
     long = compose("gsm8k/gdpo", [*schedule, "trainer.total_training_steps=40"])
     assert list(changed_science(short, long)) == changed
-    # Where the steps are set, the epochs only limit them.
+    # If the number of steps is set, the number of epochs is only a limit.
     epochs = short.copy()
     epochs.trainer.total_epochs += 1
     assert changed_science(short, epochs) == {}
 
 
-def test_every_pattern_of_what_may_change_is_of_a_key_that_verl_has():
+def test_every_pattern_of_keys_that_may_change_matches_a_key_of_verl():
     config = compose("toolbox/gdpo")
     keys = [key for key, _ in flattened("", OmegaConf.to_container(config, resolve=False))]
     for pattern in NOT_SCIENCE:
         assert any(fnmatchcase(key, pattern) for key in keys), pattern
 
 
-def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path):
+def test_another_number_of_workers_than_that_of_the_checkpoints_is_rejected(tmp_path):
     started(tmp_path)
     write_checkpoint(tmp_path / "checkpoints", 2)
     expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
@@ -131,7 +131,7 @@ def test_other_number_of_workers_than_the_checkpoints_is_refused(tmp_path):
         started(tmp_path, "toolbox/gdpo", "trainer.nnodes=2")
 
 
-def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path, capsys):
+def test_a_finished_run_is_not_repeated_but_may_be_extended(tmp_path, capsys):
     started(tmp_path)
     (tmp_path / "done").touch()
     launch.train("toolbox/gdpo", tmp_path)
@@ -143,13 +143,14 @@ def test_finished_training_is_not_done_again_but_may_be_made_longer(tmp_path, ca
     assert not is_finished(tmp_path, longer)
 
 
-def test_training_that_its_epochs_end_before_its_steps_names_the_key():
+def test_a_run_that_ends_with_its_epochs_before_its_steps_names_the_key():
     trainer = {"total_epochs": 2, "total_training_steps": 90, "logger": ["console", "file"]}
     config = OmegaConf.create({"trainer": trainer})
     launch._require_last_step("toolbox/gdpo", config, 90)
     with pytest.raises(launch.LaunchError, match=r"total_epochs=2 ended .* step 80, before .*=90"):
         launch._require_last_step("toolbox/gdpo", config, 80)
-    # The last step is not known without the file, and without a number every step may be the last.
+    # Without the file of metrics the last step is unknown, and without a number of steps every step
+    # may be the last.
     for change in ({"logger": ["console"]}, {"total_training_steps": None}):
         other = OmegaConf.create({"trainer": trainer | change})
         launch._require_last_step("toolbox/gdpo", other, 0)
@@ -162,7 +163,7 @@ def test_training_that_its_epochs_end_before_its_steps_names_the_key():
         ("actor_rollout_ref.model.path", "model", "model/model.safetensors"),
     ],
 )
-def test_edited_file_is_refused_with_the_option_that_accepts_it(tmp_path, key, path, file):
+def test_an_edited_file_is_rejected_with_the_option_that_accepts_it(tmp_path, key, path, file):
     config = composed("toolbox/gdpo", tmp_path / "run", [f"{key}={tmp_path / path}"])
 
     def start(**options):
@@ -179,14 +180,14 @@ def test_edited_file_is_refused_with_the_option_that_accepts_it(tmp_path, key, p
         start()
     start(accept_changed_files=True)
     start()
-    # A setting can be put back, and no option accepts it.
+    # A changed setting can be corrected, so that no option accepts it.
     OmegaConf.save(config, tmp_path / "run/config.yaml")
     config.data.train_batch_size += 1
     with pytest.raises(RunDirectoryError, match=r"(?s)train_batch_size: .* may change\.$"):
         start(accept_changed_files=True)
 
 
-def test_a_dry_run_refuses_the_directories_that_a_start_refuses(tmp_path):
+def test_a_dry_run_rejects_the_directories_that_a_start_rejects(tmp_path):
     started(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     override = "actor_rollout_ref.actor.optim.lr=1e-5"
@@ -214,21 +215,23 @@ BYTECODE = "PYTHONDONTWRITEBYTECODE"
 @pytest.mark.parametrize(
     ("hardware", "given", "package", "variable", "value"),
     [
-        # The driver's platform is that of its workers, unless it is given.
+        # The driver has the platform of its workers, unless its environment sets another one.
         ("cpu", {}, None, PLATFORM, "cpu"),
         ("cpu", {}, None, "GLOO_SOCKET_IFNAME", "lo"),
         ("gpu8", {}, None, PLATFORM, None),
         ("cpu", {PLATFORM: "nvidia"}, None, PLATFORM, "nvidia"),
-        # FlashInfer's sampler is switched off where it would be compiled.
+        # FlashInfer's sampler is switched off if it would have to be compiled.
         ("gpu8", {}, None, SAMPLER, "0"),
         ("gpu8", {}, "flashinfer_jit_cache", SAMPLER, None),
         ("gpu8", {SAMPLER: "1"}, None, SAMPLER, "1"),
         ("cpu", {}, None, SAMPLER, None),
-        # Container images set it; then every process would compile what it imports.
+        # Container images set this variable. Then every process would compile all imported modules.
         ("cpu", {BYTECODE: "1"}, None, BYTECODE, None),
     ],
 )
-def test_the_driver_s_environment(tmp_path, monkeypatch, hardware, given, package, variable, value):
+def test_the_environment_of_the_driver_is_complete(
+    tmp_path, monkeypatch, hardware, given, package, variable, value
+):
     config = compose("toolbox/gdpo", [f"hardware={hardware}"])
     for name in (PLATFORM, SAMPLER):
         monkeypatch.delenv(name, raising=False)
@@ -238,7 +241,7 @@ def test_the_driver_s_environment(tmp_path, monkeypatch, hardware, given, packag
     assert launch.environment_of(tmp_path, config).get(variable) == value
 
 
-def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():
+def test_workers_per_node_are_multiplied_by_the_number_of_nodes_unless_overridden():
     overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
     config = composed("code/gdpo", Path("/run"), overrides)
     assert config.reward.num_workers == 5
@@ -246,8 +249,8 @@ def test_workers_of_a_node_are_multiplied_by_the_nodes_unless_given():
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units == 32
 
 
-def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch):
-    # As the configuration of a verl after 0.9.1 has it, and as a recipe may.
+def test_a_number_that_verl_chooses_is_not_set(monkeypatch):
+    # A configuration of verl after 0.9.1 has this value, and a recipe may have it.
     def without_storage_units(*arguments):
         config = compose(*arguments)
         config.transfer_queue.backend.SimpleStorage.num_data_storage_units = None
@@ -258,7 +261,7 @@ def test_a_number_that_verl_chooses_is_left_to_it(monkeypatch):
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units is None
 
 
-def test_flash_attn_is_taken_on_gpus_where_it_is_installed(tmp_path, monkeypatch):
+def test_flash_attn_is_used_on_gpus_if_it_is_installed(tmp_path, monkeypatch):
     def chosen(*overrides):
         return launch.composed("tool_call/gdpo", Path("/run"), overrides)[1]
 
@@ -271,7 +274,7 @@ def test_flash_attn_is_taken_on_gpus_where_it_is_installed(tmp_path, monkeypatch
     assert chosen("hardware=cpu") == ["hardware=cpu"]
 
 
-def test_configuration_is_printed_as_hydra_prints_it(tmp_path, capsys):
+def test_the_configuration_is_printed_as_by_hydra(tmp_path, capsys):
     overrides = ["trainer.total_training_steps=3"]
     assert main(["train", "toolbox/gdpo", "--run", str(tmp_path), "--cfg", "job", *overrides]) == 0
     printed = capsys.readouterr().out
@@ -285,7 +288,7 @@ def test_configuration_is_printed_as_hydra_prints_it(tmp_path, capsys):
 
 @pytest.mark.real
 def test_a_rejected_run_is_not_retried_and_may_be_corrected(tmp_path, capsys):
-    (tmp_path / "config.json").touch()  # of a model
+    (tmp_path / "config.json").touch()  # the configuration of a model
     (tmp_path / "rows.jsonl").write_text("{}")
     rewards = tmp_path / "rewards.py"
     rewards.write_text("\nimport no_such_package\n")
@@ -303,7 +306,7 @@ def test_a_rejected_run_is_not_retried_and_may_be_corrected(tmp_path, capsys):
     assert "retr" not in error
     assert f"Its log: {run / 'train.log'}" in error
     assert not (run / "done").exists()
-    # What the run has not learned from may change.
+    # Settings may change as long as no step was trained.
     rewards.write_text("import another_package\n")
     started(run, "toolbox/gdpo", *overrides)
 
@@ -320,7 +323,7 @@ def test_a_run_is_not_retried_after_two_starts_without_a_new_step(tmp_path, caps
 
 
 def failure(run, program, hang_after=600.0):
-    """Run a program of the shell in the place of verl's driver."""
+    """Run a shell script in the place of verl's driver; return the reason for its failure."""
     config = OmegaConf.create({"trainer": {"total_training_steps": 5, "nnodes": 1}})
     with (run / "lock").open("a") as lock:
         program = f"cd '{run}'; {program}"
@@ -330,10 +333,10 @@ def failure(run, program, hang_after=600.0):
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        # The last error of the log.
+        # The last error of the log counts.
         ("ValueError: algorithm.gdpo.whiten: wrong", ": ValueError: algorithm.gdpo.whiten: wrong"),
         ("ray.exceptions.RayTaskError(ValueError): ray::run", "status 1: KeyError: 'first'"),
-        # Hydra's has its cause on the next line.
+        # An error of Hydra has its cause on the next line.
         ("hydra.errors.InstantiationException: Error in 'M':\nOSError('no')", "'M': OSError('no')"),
         (
             "RuntimeError: a vLLM engine died: EngineCore of vllm_server_0_0\n"
@@ -347,13 +350,13 @@ def failure(run, program, hang_after=600.0):
         ),
     ],
 )
-def test_failure_is_named_with_its_cause(log, said, tmp_path):
+def test_a_failure_is_named_with_its_cause(log, said, tmp_path):
     (tmp_path / "train.log").write_text("RuntimeError: a reward worker died: earlier\n")
     (tmp_path / "said").write_text(f"KeyError: 'first'\n{log}\nsome other line\n")
     assert (failure(tmp_path, "cat said; exit 1") or "").endswith(said)
 
 
-def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path):
+def test_a_run_ends_with_its_driver_and_hangs_if_it_logs_nothing_for_long(tmp_path):
     assert failure(tmp_path, "true") is None
     killed = failure(tmp_path, "kill -9 $$") or ""
     assert re.fullmatch(r"the driver died: pid \d+ was killed by SIGKILL", killed)
@@ -361,7 +364,7 @@ def test_end_of_the_driver_and_a_training_that_logs_nothing_for_long(tmp_path):
     assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
 
 
-def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_explains_how_it_resumes(tmp_path, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -376,7 +379,7 @@ def test_interrupted_training_says_how_it_resumes(tmp_path, monkeypatch, capsys)
     assert said in capsys.readouterr().err
 
 
-def test_clock_that_is_set_forward_ends_no_training(tmp_path, monkeypatch):
-    clock = itertools.count(0.0, 3 * 3600.0)  # set forward all the time
+def test_a_clock_that_is_set_forward_does_not_end_a_run(tmp_path, monkeypatch):
+    clock = itertools.count(0.0, 3 * 3600.0)  # the clock is set forward all the time
     monkeypatch.setattr("time.time", lambda: next(clock))
     assert failure(tmp_path, "sleep .3", hang_after=600.0) is None

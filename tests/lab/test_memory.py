@@ -1,4 +1,4 @@
-"""A training's memory, by hand; that no estimate refuses a run; and the advice when it runs out."""
+"""Estimates of a run's memory, which never reject a run, and remedies when memory runs out."""
 
 import pytest
 from fake_verl import word_tokenizer
@@ -21,16 +21,17 @@ INFERS = "rollout.log_prob_max_token_len_per_gpu"
 @pytest.mark.parametrize(
     ("hardware", "overrides", "expected"),
     [
-        # float32: 4 GB of weights, their gradients, two moments; vLLM's bfloat16 copy.
+        # In float32 there are 4 GB of weights, their gradients and two moments. vLLM has a copy in
+        # bfloat16.
         ("gpu1", [], [4, 4, 8, 2]),
         ("gpu1", [f"{FSDP}.offload_policy=true"], [0, 0, 0, 2]),
-        # LoRA trains no weight of the model.
+        # LoRA trains no weights of the model.
         ("gpu24", [], [4, 2]),
-        # Eight shards, and vLLM's copy in two parts.
+        # The weights are divided into eight shards, and vLLM's copy into two parts.
         ("gpu8", [f"{PARTS}=2"], [0.5, 0.5, 1, 1]),
     ],
 )
-def test_state_of_a_billion_weights(hardware, overrides, expected):
+def test_the_memory_of_a_billion_weights_by_hand(hardware, overrides, expected):
     config = compose("tool_call/gdpo", [f"hardware={hardware}", *overrides])
     *state, _ = [size / 1e9 for _, size in needs(config, BILLION)]
     assert state == pytest.approx(expected)
@@ -39,27 +40,28 @@ def test_state_of_a_billion_weights(hardware, overrides, expected):
 @pytest.mark.parametrize(
     ("overrides", "tokens", "key"),
     [
-        # The larger of the two limits, and one of 16,384 without overrides.
+        # The larger of the two limits counts. Without overrides one of them is 16,384.
         ([], 16384, "actor.ppo_max_token_len_per_gpu"),
         ([f"actor_rollout_ref.{INFERS}=32768"], 32768, INFERS),
-        # Rows of 2,048 tokens in the prompt and 1,024 in the response.
+        # A row has 2,048 tokens in the prompt and 1,024 in the response.
         ([f"{ACTOR}.use_dynamic_bsz=false", f"{ROWS}=2"], 2 * 3072, ROWS.partition(".")[2]),
     ],
     ids=["update", "log-probabilities", "rows"],
 )
-def test_logits_of_one_micro_batch(overrides, tokens, key):
+def test_the_memory_of_the_logits_of_one_micro_batch_by_hand(overrides, tokens, key):
     config = compose("tool_call/gdpo", ["hardware=gpu1", *overrides])
     *_, (what, size) = needs(config, BILLION)
     assert f"{tokens:,} tokens by actor_rollout_ref.{key}" in what
     assert size == tokens * 150_000 * 4
 
 
-def test_shape_is_told_from_the_configuration_alone(tmp_path):
+def test_the_shape_of_a_model_is_computed_from_its_configuration_alone(tmp_path):
     sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
     Qwen2Config(**sizes, **heads, num_hidden_layers=2).save_pretrained(tmp_path)
-    # A layer: q and o 64·64 (q with bias 64), k and v 64·32 with bias 32, three times 64·128 in
-    # the MLP, two norms of 64; one more norm, and one matrix for both ends.
+    # A layer has q and o with 64·64 (q with a bias of 64), k and v with 64·32 and a bias of 32,
+    # three matrices of 64·128 in the MLP, and two norms of 64. There is one more norm, and one
+    # matrix for both embeddings and output.
     layer = 2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 128 + 2 * 64
     model = OmegaConf.create({"path": str(tmp_path)})
     assert load_shape(model) == Shape(2 * layer + 64 + 1000 * 64, 1000)
@@ -67,7 +69,7 @@ def test_shape_is_told_from_the_configuration_alone(tmp_path):
         assert load_shape(OmegaConf.create({"path": path})) is None
 
 
-def test_a_dry_run_goes_on_behind_its_first_problem(tmp_path):
+def test_a_dry_run_continues_after_its_first_problem(tmp_path):
     Qwen2Config(vocab_size=2, num_hidden_layers=1).save_pretrained(tmp_path)
     word_tokenizer("<eos>", "<unk>", "word").save_pretrained(tmp_path)
     overrides = ["hardware=cpu", f"{MODEL}.path={tmp_path}", f"{ACTOR}.use_prefix_grouper=false"]

@@ -1,4 +1,4 @@
-"""Report, replay, evaluation and the training count the same responses and groups of a dump."""
+"""Report, replay, evaluation and training count the same responses and groups of a dump."""
 
 import random
 from collections import Counter
@@ -22,7 +22,7 @@ from gdpo_verl.plugin.step.dumps import Dump
 
 KEYS = ("format", "correctness", "style")
 OBJECTIVE = GdpoConfig().resolve([Component(name, optional=name == "style") for name in KEYS])
-# By mini-batch and group: the rewards of each session, and its number of outputs.
+# For each mini-batch and group: the rewards of each session, and its number of outputs.
 MINI_BATCHES = [
     {
         "varies": [((0, 1, 1), 1), ((1, 1, 1), 2), ((0, 1, 1), 5)],
@@ -35,14 +35,14 @@ MINI_BATCHES = [
         "all vary": [((0, 0, 0), 2), ((1, 1, 1), 1), ((1, 0, 0), 5)],
     },
 ]
-# Of one step, counted by hand. A component counts in the groups in which it is scored.
+# Numbers of one step, counted by hand. A component counts only in groups in which it is scored.
 RESPONSES, GROUPS, DEAD = 14, 6, 2
 CONSTANT = {"format": 4, "correctness": 4, "style": 4}
-STEPS = 2  # those whose dump is complete
+STEPS = 2  # the number of steps whose dump is complete
 
 
 def uid_of(step, name):
-    """A uid as verl makes it."""
+    """Return a uid like verl's."""
     return verls_uid(f"{step} {name}")
 
 
@@ -51,7 +51,7 @@ def rewards_of(values):
 
 
 def step_of_training(step):
-    """The rows that verl dumps of a step, with our columns, and the metrics of the step."""
+    """Return the rows that verl dumps, with the plug-in's columns, and the metrics of a step."""
     dump = Dump(OBJECTIVE)
     names = {}
     infos = {}
@@ -64,7 +64,7 @@ def step_of_training(step):
             for session, (values, outputs) in enumerate(sessions):
                 for output in range(outputs):
                     keys.append(f"{uid_of(step, name)}_{session}_{output}")
-                    # Earlier outputs have other rewards, which count in nothing.
+                    # Earlier outputs have other rewards, which must not count.
                     returned.append(rewards_of(values if output == outputs - 1 else (9, 9, 9)))
         is_padding = [False] * len(keys) + [True] * 2
         counts = [3 + int(key[-1]) for key in keys] + [0] * 2
@@ -80,7 +80,7 @@ def step_of_training(step):
     lines = []
     for place, (key, info) in enumerate(infos.items()):
         question = names.get(key.partition("_")[0], "padding")
-        # As in verl, a later output begins with another text than the question.
+        # As in verl, the prompt of a later output differs from the question.
         prompt = question if key.endswith("_0") else f"{question} and what followed"
         line = {"input": prompt, "output": key, "gts": question, "uid": key, "step": step}
         line["score"] = info["score"]
@@ -90,7 +90,7 @@ def step_of_training(step):
 
 
 def mean_of_mini_batches(first, second):
-    """Each mean over its mini-batches with its weights, as verl's aggregator takes it."""
+    """Return the mean of each metric over mini-batches, with weights as in verl's aggregator."""
     found = {}
     for key in first | second:
         values = [metrics[key] for metrics in (first, second) if key in metrics]
@@ -106,9 +106,9 @@ def mean_of_mini_batches(first, second):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of three steps, of which the dump of the last one ends within a line."""
+    """Write a run of three steps; the dump of the last step ends within a line."""
     run = tmp_path / "run"
-    (run / "rollouts/7.jsonl").mkdir(parents=True)  # no dump
+    (run / "rollouts/7.jsonl").mkdir(parents=True)  # this is no dump
     lines = []
     for step in range(1, STEPS + 2):
         rows, metrics = step_of_training(step)
@@ -121,7 +121,7 @@ def run(tmp_path):
     return run
 
 
-def test_the_training_counts_what_was_counted_by_hand():
+def test_training_counts_the_numbers_that_were_counted_by_hand():
     _, metrics = step_of_training(1)
     for key in KEYS:
         share, weight = metrics[f"gdpo/{key}/constant_groups"]
@@ -130,7 +130,7 @@ def test_the_training_counts_what_was_counted_by_hand():
     assert metrics["gdpo/singleton_groups"] == (pytest.approx(1 / GROUPS), GROUPS)
 
 
-def test_the_report_counts_as_the_training(run):
+def test_the_report_counts_like_training(run):
     (found,) = read_dumps([read_run(run)])
     steps = [found.training[step] for step in range(1, STEPS + 1)]
     assert [step.responses for step in steps] == [RESPONSES] * STEPS
@@ -144,7 +144,7 @@ def test_the_report_counts_as_the_training(run):
         assert {group["title"]: group["size"] for group in step.shown} == expected
         constant = Counter()
         for group in step.shown:
-            # A group of one is not called constant on the page.
+            # The page does not call a group of one response constant.
             constant.update(group["keys"] if group["size"] == 1 else group["constant"])
         assert constant == CONSTANT
     cut = found.training[STEPS + 1]
@@ -154,7 +154,7 @@ def test_the_report_counts_as_the_training(run):
     assert note.startswith(f"rollouts/{STEPS + 1}.jsonl: 1 lines are not complete rows")
 
 
-def test_the_report_computes_the_metrics_of_the_training_from_its_dump(run, tmp_path):
+def test_the_report_computes_the_training_metrics_from_the_dump(run, tmp_path):
     (run / "metrics.jsonl").unlink()
     (run / "rollouts/3.jsonl").unlink()
     page = write_report([run], tmp_path / "page")
@@ -166,12 +166,12 @@ def test_the_report_computes_the_metrics_of_the_training_from_its_dump(run, tmp_
             assert found.metrics[step][key] == pytest.approx(value, abs=1e-9), key
 
 
-def test_replay_counts_as_the_training(run):
+def test_replay_counts_like_training(run):
     found = to_json(replay([run]))
     assert (found["rows"], found["groups"]) == (STEPS * RESPONSES, STEPS * GROUPS)
     assert (found["dead_groups_recorded"], found["dead_groups"]) == (STEPS * DEAD,) * 2
-    _, metrics = step_of_training(1)  # as of the other steps
-    # In one group style is not scored, so that it neither varies nor is constant.
+    _, metrics = step_of_training(1)  # the same numbers as for the other steps
+    # In one group style is not scored, so that it is neither varying nor constant.
     scored = {"format": GROUPS, "correctness": GROUPS, "style": GROUPS - 1}
     for key in KEYS:
         varies = STEPS * (scored[key] - CONSTANT[key])
@@ -185,7 +185,7 @@ def test_replay_counts_as_the_training(run):
 
 
 def test_groups_are_counted_before_conditions_as_in_the_metrics(run):
-    # No response is so correct, so that the two other components are 0 under the condition.
+    # No response reaches the threshold, so that under the condition both other components are 0.
     condition = "{on: correctness, at_least: 2}"
     found = to_json(
         replay([run], [f"algorithm.gdpo.conditions={{format: {condition}, style: {condition}}}"])
@@ -195,7 +195,7 @@ def test_groups_are_counted_before_conditions_as_in_the_metrics(run):
     assert found["components"]["style"]["influence"][1] == 0
 
 
-def test_an_evaluation_counts_as_the_training(run):
+def test_an_evaluation_counts_like_training(run):
     read = answers.read(run / "rollouts/1.jsonl")
     record = result.summarise(read)
     assert (record["answers"], record["questions"]) == (RESPONSES, GROUPS)
@@ -206,4 +206,4 @@ def test_an_evaluation_counts_as_the_training(run):
             constant[key] += len(values) == 1
     assert constant == CONSTANT
     found = Counter(each["format"] for responses in read.answers.values() for each in responses)
-    assert found == {1: 7, 0: 7}  # of MINI_BATCHES, counted by hand
+    assert found == {1: 7, 0: 7}  # counted by hand in MINI_BATCHES

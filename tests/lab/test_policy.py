@@ -1,4 +1,4 @@
-"""The tiny policies: tokenizers, that a seed decides them, and that a bad one is refused."""
+"""The tiny policies: their tokenizers, their seeds, and the rejection of bad policies."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def tokenizer():
 
 
 def make(out, *, settings=QUICK, **options):
-    """Make a policy that is accepted however few steps it had."""
+    """Make a policy that is accepted even after a few steps."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(policy, "check_bands", lambda shares, task: None)
         policy.make_policy(out, TOOLBOX, settings=settings, **options)
@@ -67,8 +67,8 @@ def test_any_text_survives_the_tokenizer(tokenizer):
     assert tokenizer.tokenize("1234567") == list("1234567")
 
 
-def test_what_the_toolboxs_policy_learns_from_never_changes():
-    # A digest of the tokens: a seed keeps its policy.
+def test_the_demonstrations_of_the_toolboxs_policy_never_change():
+    # The digest of the tokens is fixed, so that a seed always gives the same policy.
     settings = TOOLBOX.settings
     tokenizer = policy.train_tokenizer(TOOLBOX, 0, vocabulary=settings.vocabulary)
     batches = islice(policy.batches(TOOLBOX, tokenizer, settings, seed=0), 8)
@@ -76,7 +76,7 @@ def test_what_the_toolboxs_policy_learns_from_never_changes():
     assert hashlib.sha256(str(read).encode()).hexdigest()[:32] == "dcc354a9af24306a9b01b2f597119a58"
 
 
-def test_the_loss_is_on_the_response_only(tokenizer):
+def test_only_responses_enter_the_loss(tokenizer):
     settings = Settings(batch_size=8, flawed_format=0.0, flawed_content=0.0)
     batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=0))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
@@ -114,7 +114,7 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved, tokenizer):
 
 
 def test_the_same_seed_gives_the_same_weights(saved, tmp_path):
-    torch.manual_seed(99)  # whatever ran before must not matter
+    torch.manual_seed(99)  # earlier random numbers must not matter
     weights = (saved / "model.safetensors").read_bytes()
     for seed in (0, 1):
         made = make(tmp_path / str(seed), seed=seed)
@@ -122,7 +122,7 @@ def test_the_same_seed_gives_the_same_weights(saved, tmp_path):
         assert same == (seed == 0)
 
 
-def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path):
+def test_a_policy_outside_the_bands_is_rejected_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"'format', found 0\.0%; nothing was written"):
         policy.make_policy(tmp_path / "policy", TOOLBOX, settings=QUICK)
     assert list(tmp_path.iterdir()) == []
@@ -133,7 +133,8 @@ def test_a_policy_outside_the_bands_is_refused_and_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_the_toolboxs_policy_is_within_its_bands(tmp_path):
-    policy.make_policy(tmp_path / "policy", TOOLBOX)  # raises otherwise
+    # this raises an error if the policy is outside the bands
+    policy.make_policy(tmp_path / "policy", TOOLBOX)
 
 
 def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(task):
@@ -142,7 +143,8 @@ def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
     assert all(len(tokenizer(phrase)["input_ids"]) == 1 for phrase in task.phrases)
     examples = [task.draw(rng) for _ in range(50)]
     prompts = policy.encode_prompts(tokenizer, examples)
-    assert max(map(len, prompts)) <= (64 if task is TOOLBOX else 1000)  # of a thousand characters
+    # the prompts have a thousand characters
+    assert max(map(len, prompts)) <= (64 if task is TOOLBOX else 1000)
     for example, prompt in zip(examples, prompts, strict=True):
         assert example.messages[-1]["content"] in tokenizer.decode(prompt)
         answer = task.demonstrate(example, rng, 0.0, 0.0)
@@ -151,7 +153,7 @@ def test_each_tasks_fixed_texts_are_one_token_and_its_perfect_answers_are_right(
             assert len(tokenizer(answer)["input_ids"]) < task.settings.max_new_tokens
 
 
-def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_asked(task):
+def test_a_tasks_flaws_make_format_or_content_wrong_with_the_requested_probability(task):
     rng = random.Random(2)
     examples = [task.draw(rng) for _ in range(400)]
 
@@ -163,7 +165,8 @@ def test_a_tasks_flaws_cost_the_form_or_the_content_as_often_as_asked(task):
     assert shares(1.0, 0.0)[0] < 0.02
     form, exact = shares(0.0, 1.0)
     assert form == 1.0
-    # A flaw may do nothing: a number drawn anew is the same one, a question has one tool alone.
+    # A flaw may have no effect, for example if the drawn number is the same, or if there is only
+    # one tool.
     assert exact < 0.25
 
 
@@ -203,7 +206,7 @@ def test_the_loss_of_a_pretrained_model_is_that_of_all_logits(saved, tokenizer):
     torch.testing.assert_close(model(**kept).loss, model(**whole).loss)
 
 
-def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer):
+def test_every_step_uses_the_updated_weights_also_in_bfloat16(tokenizer):
     torch.manual_seed(0)
     model, settings = make_model(tokenizer), replace(QUICK, steps=40)
     batch = next(policy.batches(TOOLBOX, tokenizer, settings, seed=1))
@@ -214,7 +217,7 @@ def test_every_step_sees_the_weights_of_the_last_in_bfloat16_too(tokenizer):
 
 @pytest.fixture(scope="module")
 def damaged(saved, tmp_path_factory):
-    """Models without a tokenizer, with one of another vocabulary, with one that pads nothing."""
+    """Make models without a tokenizer, with another vocabulary, or without a padding token."""
     made = tmp_path_factory.mktemp("damaged")
     for name in ("none", "another", "no_pad"):
         weights = shutil.ignore_patterns("tokenizer*", "*.jinja")
@@ -254,7 +257,7 @@ FOLDER = "expected a new or empty directory or a policy, found other files"
         ),
     ],
 )
-def test_what_cannot_be_made_is_refused_and_nothing_is_written(
+def test_a_policy_that_cannot_be_made_is_rejected_and_nothing_is_written(
     damaged,
     monkeypatch,
     capsys,

@@ -1,4 +1,4 @@
-"""Refusals before `gdpo-verl train` starts anything: devices, the rollout engine, the data."""
+"""Runs that `gdpo-verl train` rejects before it starts: devices, rollout engine, data."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ from gdpo_verl.lab.run.preflight import (
 
 
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
-def test_files_without_a_row_are_refused(key, tmp_path, monkeypatch):
+def test_files_without_rows_are_rejected(key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"data_source": ["toolbox"]}), "rows.parquet")
     pq.write_table(pa.table({"data_source": pa.array([], pa.string())}), "no_rows.parquet")
@@ -46,7 +46,7 @@ def training(device, devices, num_gpus=None):
     )
 
 
-def test_missing_vllm_is_refused(monkeypatch):
+def test_a_missing_vllm_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(ValueError, match=r"^actor_rollout_ref\.rollout\.name: vllm is not inst"):
@@ -54,11 +54,11 @@ def test_missing_vllm_is_refused(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_devices_that_verl_would_wait_for_are_refused(monkeypatch):
+def test_missing_devices_for_which_verl_would_wait_are_rejected(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     with pytest.raises(ValueError, match=r"n_gpus_per_node: 8, but torch finds no GPU.*=cpu"):
         check_machine(training("cuda", 8))
-    # The variable stands in the shell of those who have done the quickstart.
+    # Users who have done the quickstart may still have the variable in their shell.
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(ValueError, match=r"VERL_PLATFORM=cpu expected.*=8, .*found None\..*=cpu"):
         check_machine(training("cuda", 8))
@@ -72,7 +72,7 @@ MESSAGE = {"role": "user", "content": "2 + 3?"}
 
 @pytest.mark.parametrize("prompt", ["2 + 3?", ["2 + 3?"], MESSAGE, [{"text": "2 + 3?"}], [], None])
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_a_prompt_that_is_no_list_of_messages_is_refused(prompt, name, tmp_path):
+def test_a_prompt_that_is_no_list_of_messages_is_rejected(prompt, name, tmp_path):
     data = OmegaConf.create({"train_files": str(tmp_path / name), "prompt_key": "asked"})
     write(tmp_path / name, [{"asked": [MESSAGE]}])
     check_data_files(data, "train_files")

@@ -1,4 +1,4 @@
-"""Rows of files, folders and the hub: their order, their origin, and what is refused."""
+"""Rows of files, folders and the hub: their order, their provenance, and errors."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ def values(source):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
-def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
+def test_files_are_read_in_the_order_of_names_with_their_splits_and_rows_in_order(tmp_path, suffix):
     for name, number in (("test", 9), ("train-00001-of-00002", 2), ("train-00000-of-00002", 1)):
         write(tmp_path / f"data/{name}{suffix}", [{"n": number}])
     assert values(str(tmp_path)) == [
@@ -37,10 +37,10 @@ def test_files_are_read_by_name_and_split_and_rows_in_order(tmp_path, suffix):
     ("name", "rows"),
     [
         ("test.parquet", ROWS),
-        ("test.json", '{"n": 1}\n{"n": 2}\n{"n": 3}\n'),  # one object a line
+        ("test.json", '{"n": 1}\n{"n": 2}\n{"n": 3}\n'),  # one object per line
     ],
 )
-def test_the_name_of_a_single_file_says_nothing_of_a_split(tmp_path, name, rows):
+def test_the_name_of_a_single_file_tells_no_split(tmp_path, name, rows):
     expected = [(name, 0, None, 1), (name, 1, None, 2), (name, 2, None, 3)]
     assert values(write(tmp_path / name, rows)) == expected
 
@@ -67,7 +67,7 @@ def test_a_data_set_that_datasets_saved_is_read_and_named_when_damaged(tmp_path)
         ("contest.jsonl", None),
     ],
 )
-def test_the_split_is_what_the_name_says(name, split):
+def test_the_name_of_a_file_tells_its_split(name, split):
     assert split_of_file(Path(name)) == split
 
 
@@ -75,7 +75,7 @@ def test_files_without_a_splits_name_are_left_out_of_a_configurations_folder(tmp
     for name in ("train", "train_socratic", "example_model_solutions"):
         write(tmp_path / f"main/{name}.jsonl", [{"n": 1}])
     write(tmp_path / "other/train.parquet", ROWS)
-    source = open_source(str(tmp_path), config="main")  # has a folder
+    source = open_source(str(tmp_path), config="main")  # the configuration has a folder
     assert [record.file for record in source.records] == ["train.jsonl"]
     left_out = ["example_model_solutions.jsonl", "train_socratic.jsonl"]
     assert source.provenance["files_left_out"] == left_out
@@ -88,7 +88,7 @@ REPO = "datasets/openai/gsm8k"
 
 
 class Hub(Handler):
-    """As much of the hub's protocol as one public data set needs."""
+    """A server with the part of the hub's protocol that one public data set needs."""
 
     def do_GET(self):
         path = self.path.partition("?")[0]
@@ -97,7 +97,7 @@ class Hub(Handler):
         if path not in self.pages:
             absent = "EntryNotFound" if "/resolve/" in path else "RepoNotFound"
             self.send_header("X-Error-Code", absent)
-        # The client's name for the file: a path would be one outside of its cache.
+        # This is the client's name for the file; a path could lead outside of its cache.
         self.send_header("ETag", hashlib.sha256(body).hexdigest())
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Content-Length", str(len(body)))
@@ -122,7 +122,7 @@ configs:
 
 @pytest.fixture
 def hub(tmp_path):
-    """The address of a hub that has openai/gsm8k with two configurations."""
+    """Serve a hub that has openai/gsm8k with two configurations; yield its address."""
     files = {"README.md": CARD.encode()}
     for name in ("main-train", "main-test", "socratic"):
         rows = [{"question": f"{name} {n}?", "answer": f"#### {n}"} for n in (1, 2)]
@@ -145,7 +145,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def prepare(tmp_path, *arguments, **environment):
-    """The command in a separate process: the hub's libraries read their settings once."""
+    """Run the command in a separate process: the hub's libraries read settings only once."""
     variables = {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")} | environment
     return subprocess.run(
         [sys.executable, "-m", "gdpo_verl.lab.cli", "prepare", *arguments],
@@ -156,7 +156,9 @@ def prepare(tmp_path, *arguments, **environment):
     )
 
 
-def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_else_a_remedy_is_named(tmp_path, hub):
+def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_or_else_a_remedy_is_named(
+    tmp_path, hub
+):
     done = prepare(tmp_path, "gsm8k", HF_ENDPOINT=hub)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "data/gsm8k"

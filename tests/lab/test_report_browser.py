@@ -1,4 +1,4 @@
-"""The report's page in a real browser: what it shows against what the dumps hold."""
+"""The report's page in a real browser, compared with the content of the dumps."""
 
 import json
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """Two runs; the first with six dumped steps, whose texts attack the page."""
+    """Write a report about two runs; the first has six dumped steps whose texts attack the page."""
     path = tmp_path_factory.mktemp("report")
     runs = [write_run(path / "gdpo"), write_run(path / "grpo", "grpo")]
     for step in range(1, 7):
@@ -31,7 +31,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser):
-    """Open a page; at the end it has asked for nothing but itself, and nothing failed."""
+    """Open a page; require that it loads nothing but itself, and that nothing fails."""
     opened = []
     trouble = []
     requests = set()
@@ -53,14 +53,14 @@ def open_page(browser):
 
 @pytest.fixture
 def page(open_page, report):
-    """The report's page, whose texts have done it no harm."""
+    """Open the report's page, and require that its texts do no harm."""
     opened = open_page(report / "index.html", viewport={"width": 1280, "height": 900})
     yield opened
     assert opened.evaluate("window.hacked") is None
 
 
 def check_rollouts(page, dump):
-    """Compare scores, both advantages and texts with the dump, in the order of GDPO's advantage."""
+    """Compare scores, advantages and texts with the dump, in the order of GDPO's advantage."""
     page.eval_on_selector("details:has(#browse-prompt)", "each => each.open = true")
     prompt = page.inner_text("#browse-prompt")
     rows = [row for row in map(json.loads, dump.read_text().splitlines()) if row["input"] == prompt]
@@ -76,7 +76,7 @@ def check_rollouts(page, dump):
     return prompt
 
 
-def test_every_step_and_group_shows_what_its_dump_holds(page, report):
+def test_every_step_and_group_shows_the_content_of_its_dump(page, report):
     seen = set()
     for step in range(1, 7):
         assert page.inner_text("#browse-step") == f"step {step}"
@@ -88,7 +88,7 @@ def test_every_step_and_group_shows_what_its_dump_holds(page, report):
     assert len(seen) == 12
     assert page.is_disabled("#browse-next")
     page.click("#browse-back")
-    # The address keeps the place over a reload.
+    # After a reload, the address leads to the same place.
     page.select_option("#browse-group", "1")
     assert page.url.endswith("#rollouts/0/training/5/1")
     before = check_rollouts(page, report / "gdpo/rollouts/5.jsonl")
@@ -114,7 +114,7 @@ def test_a_variant_has_a_third_bar(open_page, tmp_path):
     assert of_all(".who", "each.textContent") == ["GDPO", "GRPO", "corr_grpo"] * 2
     numbers = "+0.500 +0.500 −2.000 −0.500 +0.500 +1.000"
     assert " ".join(of_all(".number", "each.textContent")) == numbers
-    # The largest of all three kinds fills its half.
+    # The bar of the largest advantage fills its half.
     bars = of_all(".fill", "each.style.left + ' ' + each.style.width")
     assert bars[:3] == ["50% 12.5%", "50% 12.5%", "0% 50%"]
     assert bars[3:] == ["37.5% 12.5%", "50% 12.5%", "50% 25%"]
@@ -122,7 +122,7 @@ def test_a_variant_has_a_third_bar(open_page, tmp_path):
     assert not any(of_all(".who", "each.scrollWidth > each.clientWidth"))
 
 
-def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
+def test_another_run_and_held_out_responses_can_be_chosen(page):
     page.select_option("#browse-run", label="grpo")
     assert page.inner_text("#browse-step") == "step 2"
     assert page.locator("#browse-group option").count() == 2
@@ -132,12 +132,12 @@ def test_other_run_and_held_out_rollouts_are_a_choice_away(page):
     assert page.query_selector(".rollout .number") is None
 
 
-def test_nothing_sticks_out_on_a_phone(page):
+def test_the_page_fits_on_a_phone(page):
     page.set_viewport_size({"width": 360, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_a_report_without_dumps_runs_no_browser_of_rollouts(open_page, tmp_path):
+def test_a_report_without_dumps_has_no_browser_of_responses(open_page, tmp_path):
     write_lines(tmp_path / "run/metrics.jsonl", [training(1, 0.5, 0.0)])
     opened = open_page(write_report([tmp_path / "run"], tmp_path))
     assert "No responses could be read" in opened.inner_text("body")

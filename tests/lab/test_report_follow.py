@@ -1,4 +1,4 @@
-"""The console's line during a training."""
+"""The lines on the console during a run."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from gdpo_verl.lab.run.progress import follow
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """No waiting between two looks, and a clock that stands."""
+    """Remove the waiting between two looks, and stop the clock."""
     monkeypatch.setattr(progress, "time", SimpleNamespace(sleep=id, monotonic=lambda: 0.0))
 
 
@@ -25,7 +25,7 @@ TOTAL = "(TaskRunnerV1 pid=20716) INFO:2026-11-20 12:01:34,350:Total training st
 
 
 def launch(run, records, log_line):
-    """A training as `follow` meets it, one thing between two looks."""
+    """Simulate a run for `follow`, which does one thing between two looks."""
     run.mkdir(exist_ok=True)
     yield
     with (run / "train.log").open("a") as log:
@@ -41,7 +41,7 @@ def launch(run, records, log_line):
 
 
 def followed(run, records, total_steps=12, log_line=""):
-    """The lines that are shown of a training."""
+    """Return the lines that are shown of a run."""
     process = launch(run, records, log_line)
     stream = io.StringIO()
 
@@ -53,7 +53,7 @@ def followed(run, records, total_steps=12, log_line=""):
     return stream.getvalue().splitlines()
 
 
-def test_progress_is_a_line_a_step(tmp_path):
+def test_progress_is_one_line_per_step(tmp_path):
     records = [training(step, step / 4, 1.0) for step in range(1, 5)]
     rewards = "(25% constant), correctness 1.000 (50% constant)"
     assert followed(tmp_path / "run", BEFORE + records, total_steps=4) == [
@@ -72,15 +72,15 @@ def test_progress_is_a_line_a_step(tmp_path):
     [
         (ONE, 12, "", "step 1/12: ended early after 0 s: format 0.500"),
         (ONE, 0, "", "step 1: ended after 0 s: format 0.500"),
-        # The number of steps that is not set is taken from the log.
+        # If the number of steps is not set, it is read from the log.
         (ONE, 0, TOTAL, "step 1/40: ended early after 0 s: format 0.500"),
         ([], 12, "", "ended after 0 s (validating or taking the first step)"),
-        # A validation takes no step.
+        # A validation is no step.
         (BEFORE, 12, "", "ended after 0 s (validating or taking the first step)"),
     ],
 )
-def test_the_last_line_says_how_the_training_ended(tmp_path, records, steps, log_line, last):
-    # What an earlier launch printed is not shown again.
+def test_the_last_line_describes_how_the_run_ended(tmp_path, records, steps, log_line, last):
+    # The output of an earlier start is not shown again.
     write_lines(tmp_path / "train.log", ["Initial validation metrics"])
     lines = followed(tmp_path, records, steps, log_line)
     assert lines[-1].startswith(f"gdpo: {last}")

@@ -33,7 +33,7 @@ def test_a_collapsed_group_comes_first(tmp_path):
     [
         (COLLAPSED, "In 1 of 2 groups (50.0%) GRPO gives one advantage to responses "
          "with different advantages in GDPO; in 0 GDPO gives one to"),
-        # Half the group is right in one reward, the other half in the other: GDPO's terms cancel.
+        # Each half of the group has one of two rewards, so that GDPO's terms cancel.
         ([rollout("a_0_0", 1.0, 0.0, 0.0, -1.0), rollout("a_1_0", 0.0, 3.0, 0.0, 1.0)],
          "In 0 of 1 groups (0.0%) GRPO gives one advantage to responses with different "
          "advantages in GDPO; in 1 GDPO gives one to"),
@@ -41,13 +41,13 @@ def test_a_collapsed_group_comes_first(tmp_path):
         ([row | {"format": None} for row in COLLAPSED[:2]], "In 1 of 1 groups"),
     ],
 )  # fmt: skip
-def test_the_page_says_how_many_groups_collapse(rows, said, tmp_path):
+def test_the_page_counts_the_groups_that_collapse(rows, said, tmp_path):
     run = write_run(tmp_path / "gdpo")
     write_lines(run / "rollouts/2.jsonl", rows)
     assert said in page_of(tmp_path, run).text
 
 
-def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(tmp_path, monkeypatch):
+def test_only_the_beginning_of_an_enormous_dump_is_read_and_a_note_says_so(tmp_path, monkeypatch):
     path = tmp_path / "rollouts/1.jsonl"
     write_lines(path, COLLAPSED)
     sizes = [len(line) for line in path.read_bytes().splitlines(keepends=True)]
@@ -59,7 +59,9 @@ def test_of_an_enormous_dump_the_beginning_is_read_and_it_is_said(tmp_path, monk
     assert "only its first" in note
 
 
-def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(tmp_path, monkeypatch):
+def test_only_evenly_spaced_dumps_are_read_if_there_are_too_many_and_a_note_says_so(
+    tmp_path, monkeypatch
+):
     run = write_run(tmp_path / "gdpo")
     for step in range(1, 12):
         write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)
@@ -70,7 +72,7 @@ def test_of_too_many_dumps_evenly_spaced_ones_are_read_and_it_is_said(tmp_path, 
     assert "The dumps in rollouts are large: 3 evenly spaced ones of 11 were read" in found.notes[0]
 
 
-def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path):
+def test_the_page_contains_a_sample_of_a_step_and_says_so(tmp_path):
     text = "x" * 3000
     rows = []
     for place in range(400):
@@ -81,14 +83,14 @@ def test_the_page_keeps_a_sample_of_a_step_and_says_so(tmp_path):
     step = read_step(tmp_path / "rollouts/1.jsonl", COMPONENTS)
     assert (len(step.shown), step.shown_of) == (1, 20)
     (group,) = step.shown
-    # 16 of 20, evenly spaced from the largest of GDPO's advantages to the smallest.
+    # 16 of 20 responses are kept, evenly spaced from GDPO's largest advantage to the smallest.
     assert (len(group["rows"]), group["size"]) == (16, 20)
     assert [group["rows"][i]["gdpo"] for i in (0, -1)] == [1.9, 0.0]
     half = "x" * 750
     assert group["rows"][0]["text"] == f"{half}\n[… 1500 characters left out …]\n{half}"
 
 
-def test_of_many_runs_fewer_steps_are_kept(tmp_path, monkeypatch):
+def test_with_many_runs_fewer_steps_of_each_are_kept(tmp_path, monkeypatch):
     run = write_run(tmp_path / "gdpo")
     for step in range(1, 8):
         write_lines(run / f"rollouts/{step}.jsonl", COLLAPSED)

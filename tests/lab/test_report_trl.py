@@ -1,4 +1,4 @@
-"""Runs of TRL, as its state, its checkpoints and its event files lie in folders, are found."""
+"""Runs of TRL are found by their state, their checkpoints and their event files."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STATE = "trainer_state.json"
 
 
 def write_state(directory, steps, *, of=None):
-    """TRL's state after a number of steps, of as many as it is to train; each was evaluated."""
+    """Write TRL's state after a number of steps, each with an evaluation."""
     entries = []
     for step in range(1, steps + 1):
         trained = {"rewards/short/mean": step / 10, "completions/mean_length": 8.0}
@@ -28,7 +28,7 @@ def write_state(directory, steps, *, of=None):
 
 
 def write_events(directory, steps):
-    """The same, as TRL's callback hands it to TensorBoard."""
+    """Write the same metrics as event files, as TRL's callback does."""
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     writer = tensorboard.SummaryWriter(str(directory))
     for step in range(1, steps + 1):
@@ -40,7 +40,7 @@ def write_events(directory, steps):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six runs of all kinds, and files that are none."""
+    """Write six runs of all kinds, and files that are no runs."""
     folder = tmp_path / "runs"
     write_state(folder / "at_the_end", 4)
     write_state(folder / "checkpoints/checkpoint-2", 2, of=4)
@@ -104,7 +104,7 @@ def test_a_part_of_a_run_is_read_where_it_is_named(folder, monkeypatch, part, na
     assert (run.name, len(run.training_steps)) == (name, steps)
 
 
-def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path):
+def test_runs_inside_of_a_run_directory_are_found_in_addition_to_the_run(tmp_path):
     runs = [write_state(tmp_path / "outer", 2), write_state(tmp_path / "outer/inner", 2)]
     assert find_runs(runs[:1]) == runs
 
@@ -112,15 +112,16 @@ def test_a_folder_of_trainings_inside_of_a_training_names_both(tmp_path):
 def test_event_files_in_a_folder_of_their_own_belong_to_the_run(tmp_path):
     write_events(tmp_path / "run/tensorboard", 2)
     assert find_runs([tmp_path / "run"]) == [tmp_path / "run"]
-    # In one each they are several runs', as verl writes them: tensorboard_log/PROJECT/EXPERIMENT.
+    # In several folders they belong to several runs, as in verl's
+    # tensorboard_log/PROJECT/EXPERIMENT.
     write_events(tmp_path / "run/another", 2)
     found = find_runs([tmp_path / "run"])
     assert found == [tmp_path / "run/another", tmp_path / "run/tensorboard"]
 
 
-def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
+def test_a_copied_run_is_read_up_to_its_last_complete_checkpoint(tmp_path):
     run = tmp_path / "run"
-    for step in (10, 9, 8):  # a copy has the times of copying, in any order
+    for step in (10, 9, 8):  # files of a copy have the times of copying, in any order
         state = write_state(run / f"checkpoint-{step}", step, of=20) / STATE
         os.utime(state, (2e9 - step, 2e9 - step))
     assert max(read_run(run).training_steps) == 10
@@ -130,13 +131,13 @@ def test_a_copied_run_is_read_to_its_last_whole_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', "{}"])
-def test_another_file_of_this_name_is_no_run(tmp_path, text):
+def test_another_file_named_like_trls_state_is_no_run(tmp_path, text):
     (tmp_path / STATE).write_text(text)
     with pytest.raises(RunError, match=re.escape(STATE)):
         read_run(tmp_path / STATE)
 
 
-def test_a_state_without_rewards_says_so_in_trls_words(tmp_path):
+def test_a_state_without_rewards_is_reported_in_trls_terms(tmp_path):
     state = {"log_history": [{"loss": 1.0, "step": 1}], "global_step": 1, "max_steps": 1}
     (tmp_path / STATE).write_text(json.dumps(state))
     notes = read_run(tmp_path).notes

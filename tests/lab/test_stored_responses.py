@@ -1,4 +1,4 @@
-"""Rows of other programs and trainers: their texts, components, keys, groups and settings."""
+"""Rows of other programs and trainers: texts, components, keys, groups and settings."""
 
 import json
 
@@ -50,7 +50,7 @@ SAID = [
     ],
 )
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_the_text_is_what_the_assistant_says(tmp_path, capfd, columns, length, name):
+def test_the_text_consists_of_the_assistants_messages(tmp_path, capfd, columns, length, name):
     (tmp_path / "reward.py").write_text(REWARD)
     rows = [{"prompt": QUESTION, "gts": "4", "score": 1.0, **columns}] * 4
     write(tmp_path / name, rows)
@@ -82,13 +82,13 @@ def test_without_a_text_the_columns_are_listed(tmp_path):
 def test_components_are_those_of_all_files(tmp_path):
     steps = {step: drawn(6, two_rewards, seed=step) for step in (1, 2, 3)}
     for place, row in enumerate(steps[1]):
-        row["style"] = None  # not scored in the first step
+        row["style"] = None  # style is not scored in the first step
         row["brevity"] = None if place % 8 else 1.0
-    steps[1][0]["correctness"] = None  # the order is that of the columns all the same
+    steps[1][0]["correctness"] = None  # the order is nevertheless that of the columns
     for row in (*steps[2], *steps[3]):
         row |= {"style": row["length"] ** 2, "brevity": 1.0}
     for row in steps[3]:
-        row["late"] = row["correctness"]  # unknown before
+        row["late"] = row["correctness"]  # this column is missing in earlier rows
     found = replay([dump(tmp_path / "dumps", steps)]).asked
     assert found.keys == (*KEYS, "style", "brevity", "late")
     assert found.varying[found.keys.index("style")] == 12
@@ -109,7 +109,7 @@ def test_components_of_a_function_are_those_of_all_its_results(tmp_path):
     assert nested.keys == ("length",)
 
 
-def test_numbers_as_texts_are_named(tmp_path):
+def test_numbers_that_are_written_as_texts_are_named(tmp_path):
     rows = [row | {"style": "0.76", "id": "a1"} for row in drawn(4, two_rewards)]
     result = replay([dump(tmp_path / "dumps", {1: rows})])
     assert result.asked.keys == KEYS
@@ -135,7 +135,7 @@ def test_a_uid_that_is_not_verls_joins_no_rows(tmp_path):
 
 
 def table(run, step, rewards, advantages, prompt=""):
-    """A table of 16 completions as TRL's trainer logs it, in groups of four."""
+    """Write a table of 16 completions in groups of four, as TRL's trainer logs it."""
     rows = []
     for place, advantage in enumerate(advantages):
         right, length = rewards[place]
@@ -160,7 +160,7 @@ def rewards_of(seed):
 
 
 def grpo(rewards, scale):
-    """TRL's own computation (trl/trainer/grpo_trainer.py, 1.16.0), in single precision."""
+    """Compute advantages as TRL does (trl/trainer/grpo_trainer.py, 1.16.0), in single precision."""
     total = rewards.float().sum(dim=1)
     groups = total.view(-1, 4)
     mean = groups.mean(dim=1).repeat_interleave(4)
@@ -220,7 +220,7 @@ def test_equal_prompts_of_several_groups_are_named(tmp_path):
 # ---------------------------------------------------------------- reports
 
 
-def test_a_state_with_an_entry_that_is_no_mapping_is_read_as_far_as_it_goes(tmp_path):
+def test_an_entry_of_trls_state_that_is_no_mapping_is_ignored(tmp_path):
     entries = [{"rewards/short/mean": 0.5, "step": 1}, "cut", {"loss": 1.0}, {"step": 2, "x": 1.0}]
     state = {"log_history": entries, "global_step": 2, "max_steps": 2}
     (tmp_path / "run").mkdir()
@@ -268,7 +268,7 @@ def test_a_report_shows_what_replay_rejects(tmp_path, columns, said):
         ("{actor_rollout_ref: 3, reward: {a: 1}, data: {b: 2}}", 0, 0),
     ],
 )
-def test_a_configuration_of_another_program_is_no_traceback(
+def test_a_configuration_of_another_program_gives_an_error_without_traceback(
     tmp_path, capsys, text, replays, compares
 ):
     write_lines(tmp_path / "rollouts/1.jsonl", drawn(2, two_rewards))
@@ -283,7 +283,7 @@ def test_a_configuration_of_another_program_is_no_traceback(
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_question_of_two_sources_is_answered_in_both(tmp_path, named):
+def test_a_question_in_two_data_sources_counts_in_both(tmp_path, named):
     file = prepared(tmp_path / "data", ("one", "2 + 2?", "4"), ("two", "2 + 2?", "4"))
     rows = []
     for source, uid in (("two", "b"), ("one", "a")):

@@ -1,4 +1,4 @@
-"""A submission before any cluster is asked: options, paths, and what a node is asked for."""
+"""A submission without a cluster: options, paths, and the check of the nodes."""
 
 import subprocess
 import sys
@@ -28,19 +28,19 @@ HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
     ],
     ids=["missing", "other verl", "no verl", "not loaded", "file", "silent"],
 )
-def test_node_with_other_software_is_told_the_remedy(found, problem):
+def test_a_node_with_other_software_is_reported_with_the_remedy(found, problem):
     assert cluster_nodes.problems(HEALTHY, "0.1.0", "0.9.1") == []
     (text,) = cluster_nodes.problems({**HEALTHY, **found}, "0.1.0", "0.9.1")
     assert problem in text
 
 
-def test_node_is_asked_for_files(tmp_path):
+def test_a_node_is_checked_for_files(tmp_path):
     here, absent = f"data.val_files={tmp_path}", f"data.train_files={tmp_path}/a=b.parquet"
     assert cluster_nodes.inspect_node([here, absent])["absent"] == [absent]
 
 
-def test_python_of_a_job_that_has_no_ray_is_named(tmp_path):
-    # The system's, where Ray was started without activating its environment.
+def test_the_python_of_a_job_without_ray_is_named(tmp_path):
+    # It is the system's Python if Ray was started without activating its environment.
     bare = [sys.executable, "-S", cluster_nodes.__file__]
     done = subprocess.run([*bare, __version__], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -51,7 +51,7 @@ def test_python_of_a_job_that_has_no_ray_is_named(tmp_path):
     assert "activate the environment that has gdpo-verl" in done.stdout
 
 
-def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatch):
+def test_a_job_checks_the_nodes_and_trains_with_the_given_options(tmp_path, monkeypatch):
     seen = []
 
     def run(command, **_):
@@ -66,7 +66,7 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
         assert (package / "recipes" / "toolbox" / "gdpo.yaml").exists()
         assert "verl.plugins" in (metadata / "entry_points.txt").read_text()
         assert sent["env_vars"] == {"VERL_FILE_LOGGER_PATH": "/run/metrics.jsonl", "KEY": "gehei🔑"}
-        # Neither on a command line nor in a file that others can read.
+        # The secret is neither on a command line nor in a file that other users can read.
         assert file.stat().st_mode & 0o077 == 0
         assert "gehei" not in " ".join(command)
         return subprocess.CompletedProcess(command, 7)
@@ -74,7 +74,7 @@ def test_job_checks_the_nodes_and_trains_with_what_is_given(tmp_path, monkeypatc
     monkeypatch.setattr(submit.subprocess, "run", run)
     monkeypatch.setenv("KEY", "gehei🔑")
     monkeypatch.chdir(tmp_path)
-    # A node is asked for what is a file there: neither for a hub's id nor for what is fetched.
+    # A node is checked only for files, not for a hub id and not for addresses.
     data = ["data.train_files=[/a.parquet,s3://b/c.parquet]", "data.val_files='/v w.parquet'"]
     options = {"retries": 2, "hang_after": 90.0, "ray_options": ["--no-wait"]}
     status = submit.submit(
@@ -113,11 +113,11 @@ def test_relative_paths_are_made_absolute_when_submitting(tmp_path, monkeypatch)
         f"data.val_files=[{tmp_path}/a.parquet,/b.parquet]",
         f"actor_rollout_ref.model.path='{tmp_path}/my models'",
     ]
-    # A hub's id and a package stay as they are.
+    # A hub id and a package stay as they are.
     assert not any("model.path" in each for each in submit.absolute("tool_call/gdpo", []))
 
 
-def test_code_in_the_working_directory_keeps_its_relative_path(tmp_path, monkeypatch):
+def test_code_in_the_sent_directory_keeps_its_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sent").mkdir()
     for place in ("sent/mine.py", "here.py"):
@@ -125,14 +125,14 @@ def test_code_in_the_working_directory_keeps_its_relative_path(tmp_path, monkeyp
     data = f"data.train_files={tmp_path}/data/rlla/train.parquet"
     for file, kept in (("mine.py", True), ("here.py", False)):
         overrides = submit.absolute("tool_call/gdpo", [f"{CODE}={file}"], "sent")
-        assert data in overrides  # what a run learns from is not sent
+        assert data in overrides  # data is not sent with the working directory
         assert (f"{CODE}={tmp_path}/{file}" in overrides) != kept
     archive = "s3://bucket/code.zip"
     overrides = submit.absolute("tool_call/gdpo", [f"{CODE}=other.py"], archive)
     assert not any(each.startswith(f"{CODE}={tmp_path}") for each in overrides)
 
 
-def test_dry_run_of_a_submission_asks_no_cluster(capsys):
+def test_a_dry_run_of_a_submission_needs_no_cluster(capsys):
     command = ["submit", "tool_call/gdpo", "--run", "/shared/run", "--dry-run"]
     command += ["hardware=cluster", "trainer.nnodes=4"]
     command += ["data.train_files=/shared/none.parquet", "--", "--address", "http://127.0.0.1:9"]

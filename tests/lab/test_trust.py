@@ -1,4 +1,4 @@
-"""A run of somebody else: nothing of it is executed, and nothing of the reader's is shown."""
+"""A run of somebody else executes no code, and shows nothing of the reader's environment."""
 
 import re
 import subprocess
@@ -40,14 +40,14 @@ def secret(monkeypatch):
 
 @pytest.fixture
 def evil(tmp_path):
-    """A module that leaves a trace where it is imported, and the trace."""
+    """Write a module that leaves a trace when it is imported; return it and the trace."""
     trace = tmp_path / "executed"
     module = tmp_path / "evil.py"
     module.write_text(EVIL.format(str(trace)))
     return module, trace
 
 
-def test_only_references_within_the_file_are_followed(tmp_path):
+def test_only_references_within_the_file_are_resolved(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(
         "whole: ${oc.env:SECRET}\n"
@@ -66,7 +66,7 @@ def test_only_references_within_the_file_are_followed(tmp_path):
     }
 
 
-def test_report_and_replay_show_no_variable_of_the_reader(tmp_path, capsys):
+def test_report_and_replay_show_no_environment_variable_of_the_reader(tmp_path, capsys):
     text = "${oc.env:SECRET}"
     runs = [str(tmp_path / name) for name in "ab"]
     for run in runs:
@@ -83,7 +83,7 @@ def test_report_and_replay_show_no_variable_of_the_reader(tmp_path, capsys):
     main(["replay", runs[0]])
     main(["replay", runs[0], "algorithm.adv_estimator=gdpo"])
     printed = capsys.readouterr()
-    assert text in printed.err  # the epsilon is no number
+    assert text in printed.err  # the epsilon is a text, which is no number
     for shown in (page, printed.out, printed.err):
         assert SECRET not in shown
 
@@ -126,7 +126,7 @@ def test_code_from_elsewhere_is_found(recipe, key, value):
     OmegaConf.update(config, key.lstrip("+"), value, force_add=True)
     found = foreign_code(plain(config))
     assert found[key.lstrip("+")] == str(value)
-    assert set(found.values()) == {str(value)}  # of keys that refer to it, too
+    assert set(found.values()) == {str(value)}  # keys that refer to it are found as well
 
 
 def write_tensors(directory):
@@ -143,7 +143,7 @@ def a_run(tmp_path, config):
     return run
 
 
-def test_evaluate_says_what_it_loads_and_refuses_foreign_code(
+def test_evaluate_names_the_code_that_it_loads_and_rejects_foreign_code(
     recipe, tmp_path, monkeypatch, capsys, evil
 ):
     module, trace = evil
@@ -170,7 +170,7 @@ def test_evaluate_says_what_it_loads_and_refuses_foreign_code(
 
 
 class Executed:
-    """A pickle that opens a file where it is loaded."""
+    """An object whose pickle opens a file when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -179,7 +179,7 @@ class Executed:
         return open, (str(self.path), "w")
 
 
-def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
+def test_a_checkpoint_that_would_execute_code_is_rejected(tmp_path):
     checkpoint = write_tensors(tmp_path)
     check_tensors(checkpoint)
     trace = tmp_path / "executed"
@@ -191,7 +191,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     assert trace.exists()
 
 
-def test_of_a_run_hydra_reads_only_its_settings(recipe, tmp_path, monkeypatch):
+def test_hydra_reads_only_the_settings_of_a_run(recipe, tmp_path, monkeypatch):
     executed = {"hydra": {"callbacks": {"x": {"_target_": "os.system", "command": "true"}}}}
     run = a_run(tmp_path, OmegaConf.merge(recipe, executed, {"defaults": ["other", "_self_"]}))
     for file in ("other.yaml", "hardware/cpu.yaml"):
@@ -209,7 +209,7 @@ def test_of_a_run_hydra_reads_only_its_settings(recipe, tmp_path, monkeypatch):
     assert "hardware: cpu" in shown[0]
 
 
-def test_replay_and_compare_run_no_code_of_a_run_without_being_told(tmp_path, capsys, evil):
+def test_replay_and_compare_run_no_code_of_a_run_without_trust(tmp_path, capsys, evil):
     module, trace = evil
     run = str(tmp_path / "run")
     rows = [row | {"depth": 1.0} for row in TWO_ROWS]
@@ -224,7 +224,8 @@ def test_replay_and_compare_run_no_code_of_a_run_without_being_told(tmp_path, ca
     assert main(["replay", run]) == 1
     assert "algorithm.gdpo.variant=pkg://evil:compute_score" in capsys.readouterr().err
     assert main(["compare", run, run]) == 0
-    assert "depth" in capsys.readouterr().out  # every number: what is declared is not known
+    # every number counts, because the declaration is unknown
+    assert "depth" in capsys.readouterr().out
     assert not trace.exists()
     assert main(["compare", run, run, "--trust"]) == 0
     assert "depth" not in capsys.readouterr().out
@@ -234,7 +235,7 @@ def test_replay_and_compare_run_no_code_of_a_run_without_being_told(tmp_path, ca
 # ------------------------------------------------------------------ files from elsewhere
 
 
-def test_a_small_table_that_holds_much_is_refused(tmp_path, monkeypatch):
+def test_a_small_file_with_a_huge_table_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(dumps, "DUMP_BYTES", 1 << 20)
     file = tmp_path / "completions_1.parquet"
     long = pyarrow.array(["x" * (1 << 20)])
@@ -245,7 +246,7 @@ def test_a_small_table_that_holds_much_is_refused(tmp_path, monkeypatch):
         list(dumps.numbered_rows(file))
 
 
-def test_a_dump_of_any_step_takes_no_memory(tmp_path):
+def test_a_dump_with_a_huge_step_number_needs_no_memory(tmp_path):
     for step in (1, 2, 3_000_000_000):
         write_lines(tmp_path / f"{step}.jsonl", [line("q", right=1.0) | {"step": step}])
     assert Source(tmp_path).notes == []
@@ -288,7 +289,7 @@ def test_a_name_is_text_in_the_summary(name):
     html = markdown_it.MarkdownIt("commonmark").render(text)
     assert "<a" not in html
     assert "<img" not in html
-    assert not re.search(r"(?<!\\)://|www\.", text)  # of which GitHub makes links
+    assert not re.search(r"(?<!\\)://|www\.", text)  # GitHub would turn these into links
 
 
 def test_a_label_that_looks_like_an_id_stays_a_label():

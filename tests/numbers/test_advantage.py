@@ -1,12 +1,12 @@
-"""The estimator on numbers worked by hand, and where rounding would look like a signal.
+"""The estimator on numbers worked out by hand, and where rounding could look like a signal.
 
-More numbers, of unscored rewards, weights, lengths and units, are vectors
+Further numbers, about unscored rewards, weights, lengths and scales, are conformance vectors
 (scripts/dev/conformance.py).
 
-In the derivations s = 1/sqrt(2): two different rewards in a group of two normalise to ±s,
-whatever they are, because their mean is halfway and their unbiased deviation is |r1 - r2| s.
-Numbers are worked without the epsilon that is added to each deviation; at deviations of
-about 1 it moves them by 1e-6, hence the tolerance of the literals.
+In the derivations s = 1/sqrt(2). Two different rewards in a group of two normalise to ±s, whatever
+they are: their mean is halfway between them, and their unbiased deviation is |r1 - r2| s. The
+numbers are worked out without the epsilon that is added to each deviation. At deviations of about 1
+it changes them by 1e-6, which is below the tolerance of the literals.
 """
 
 import itertools
@@ -21,14 +21,14 @@ from gdpo_verl import gdpo_advantages, group_normalize, grpo_advantages
 @pytest.mark.parametrize(
     ("whiten", "mask", "expected"),
     [
-        # First group: only the first reward varies, ±s. Second: both do, ±2s.
+        # In the first group only the first reward varies: ±s. In the second group both vary: ±2s.
         ("none", lengths(1, 1, 1, 1), [S, -S, 2 * S, -2 * S]),
         # Mean 0, var = (s² + s² + 4s² + 4s²)/3 = 10s²/3; s/sqrt(10s²/3) = sqrt(3/10).
         ("sequence", lengths(3, 1, 1, 1), [0.54772, -0.54772, 1.09545, -1.09545]),
         # Eight tokens: mean 0, var = 2·10s²/7; sqrt(7/20).
         ("token", lengths(2, 2, 2, 2), [0.59161, -0.59161, 1.18322, -1.18322]),
-        # In units of s the six tokens are 1, 1, 1, -1, 2, -2: mean 1/3, and
-        # var = (12 - 6/9)/5 = 34/15. So (1 - 1/3) sqrt(15/34), and so on.
+        # In units of s the six tokens are 1, 1, 1, -1, 2, -2. Their mean is 1/3, and var = (12 -
+        # 6/9)/5 = 34/15. The first advantage is (1 - 1/3) sqrt(15/34), and so on.
         ("token", lengths(3, 1, 1, 1), [0.44281, -0.88561, 1.10702, -1.54983]),
     ],
 )
@@ -39,7 +39,7 @@ def test_two_groups_of_two_by_hand(whiten, mask, expected):
 
 def test_grpo_normalises_the_weighted_sum():
     mask = lengths(3, 1, 1, 1)
-    # The sums are 1, 0 and 2, 0: one reward and both look the same.
+    # The sums are 1, 0 and 2, 0. After normalisation, one reward and two rewards look the same.
     close(by_row(grpo_advantages(TWO_GROUPS, PAIRS, mask), mask), [S, -S, S, -S])
     # Sums 3·1 = 3, 2·1 = 2, 0: mean 5/3, var = (16 + 1 + 25)/9/2 = 7/3.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
@@ -54,13 +54,13 @@ def test_grpo_normalises_the_weighted_sum():
 @pytest.mark.parametrize(
     ("excess", "first"),
     [
-        # a = ±s·excess. Below 1e-4 of the largest weight it counts as rounding.
+        # The sum is ±s·excess. Below 1e-4 of the largest weight it counts as rounding.
         (1e-6, 0.0),
         # Whitened over two rows: ±excess·s / sqrt(2·(excess·s)²/1) = ±s.
         (1e-2, S),
     ],
 )
-def test_what_nearly_cancels_is_noise_or_is_kept(excess, first):
+def test_a_sum_that_nearly_cancels_is_rounding_below_a_limit_and_kept_above_it(excess, first):
     rewards, mask = torch.tensor([[3.0, 0.0], [-3.0, 6.0]]).double(), lengths(1, 1)
     for size in (1.0, 1000.0):
         weights = [size * (1 + excess), size]
@@ -76,7 +76,7 @@ def test_without_the_std_small_advantages_are_kept():
 
 
 def test_equal_rows_give_exactly_zero_under_grpo():
-    # Equal rows must have equal sums to the last bit; those of a matrix product may not.
+    # Equal rows must have equal sums to the last bit. A matrix product does not guarantee this.
     generator = torch.Generator().manual_seed(0)
     for size, count in itertools.product((2, 7, 17, 1001), (2, 3, 5, 8)):
         row, weights = torch.rand(2, count, generator=generator, dtype=torch.float64)
@@ -85,8 +85,8 @@ def test_equal_rows_give_exactly_zero_under_grpo():
         assert exactly_zero(found)
 
 
-def test_only_scored_rows_are_normalised_and_the_others_stay_nan():
-    # First: 1 and 0 are scored, ±s. Second: 0, 1, 2 deviates by 1.
+def test_unscored_rows_stay_nan_and_only_the_others_are_normalised():
+    # In the first group 1 and 0 are scored: ±s. In the second group 0, 1, 2 have the deviation 1.
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [NAN, 2.0]])
     found = group_normalize(rewards, [0, 0, 0])
     torch.testing.assert_close(found, torch.tensor([[S, -1.0], [-S, 0], [NAN, 1]]), equal_nan=True)
@@ -104,7 +104,7 @@ def test_without_the_std_rewards_are_only_centred():
     close(group_normalize(rewards, [0, 0], scale=False), [[5.0, -0.5], [-5.0, 0.5]])
     decoupled = gdpo_advantages(rewards, [0, 0], mask, whiten="none", scale=False)
     close(decoupled[:, 0], [4.5, -4.5])
-    # So the decoupling makes no difference.
+    # Without deviations, decoupling makes no difference.
     close(grpo_advantages(rewards, [0, 0], mask, scale=False), decoupled.double(), 0.0)
 
 
@@ -120,9 +120,10 @@ def test_an_empty_batch_gives_an_empty_result():
     [
         # 0.1 + 0.2 is 0.30000000000000004, and 0.3 + 0 is 0.3.
         ([[0.1, 0.2], [0.3, 0.0]], 0.0),
-        # A difference.
+        # This is a difference.
         ([[0.1, 0.2], [0.3, 1e-12]], -S),
-        # Nothing is added. Two steps of float64 apart, so that their mean is a number, too.
+        # Two numbers that are two steps of float64 apart, so that their mean is a number of
+        # float64, too.
         ([[1.0], [1.0 + 2**-51]], -S),
     ],
 )

@@ -1,4 +1,4 @@
-"""Eq. 8: which rewards count, and thresholds in every dtype."""
+"""Conditions (Eq. 8): which rewards count, and thresholds in every dtype."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ LENGTH_IF_CORRECT = {"length": {"on": "correctness", "at_least": 1.0}}
 
 def test_a_conditioned_reward_counts_only_where_the_other_reached_its_threshold():
     rewards = [[1.0, 0.5], [0.9, 0.5], [2.0, -0.5], [NAN, 0.5], [1.0, NAN], [0.0, NAN]]
-    # Whatever the length is, with a wrong answer it would not count; with a correct one it is not
-    # known.
+    # If the answer is wrong, the length does not count, whatever it is. If the answer is right, a
+    # length that is not scored stays not scored.
     expected = [[1.0, 0.5], [0.9, 0.0], [2.0, -0.5], [NAN, NAN], [1.0, NAN], [0.0, 0.0]]
     found = apply_conditions(torch.tensor(rewards), ["correctness", "length"], LENGTH_IF_CORRECT)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
 
 
-def test_several_components_may_hang_on_one():
+def test_several_components_may_depend_on_the_same_one():
     conditions = LENGTH_IF_CORRECT | {"style": {"on": "correctness", "at_least": 0}}
     rewards = torch.tensor([[7.0, 0.0, 8.0], [7.0, -1.0, 8.0], [7.0, 1.0, 8.0]])
     found = apply_conditions(rewards, ("length", "correctness", "style"), conditions)
@@ -47,7 +47,7 @@ ON_B = {"on": "b", "at_least": 1}
     ],
     ids=str,
 )
-def test_bad_conditions_are_refused(conditions):
+def test_bad_conditions_are_rejected(conditions):
     rewards, keys = torch.zeros(2, 3), ["a", "b", "c"]
     apply_conditions(rewards, keys, {"a": ON_B})
     with pytest.raises(ValueError, match=r"^conditions"):
@@ -57,7 +57,7 @@ def test_bad_conditions_are_refused(conditions):
 CYCLE = r"^conditions: .* a cycle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)\."
 
 
-def test_cycles_are_refused_with_their_names():
+def test_cycles_of_conditions_are_rejected_with_the_names():
     conditions = {"a": ON_B, "b": [{"on": "d", "at_least": 0}, {"on": "c", "at_most": 1}]}
     conditions["c"] = {"on": "a", "equals": 1}
     with pytest.raises(ValueError, match=CYCLE):
@@ -65,40 +65,40 @@ def test_cycles_are_refused_with_their_names():
 
 
 PIPELINE = {
-    # Not in the order of dependence.
+    # The components are not in the order in which they depend on each other.
     "passes": [{"on": "runs", "at_least": 1}, {"on": "length", "at_most": 0.7}],
     "runs": {"on": "parses", "equals": 0.7},
 }
 
 
-def test_all_conditions_of_a_list_hold_and_a_conditioned_component_is_read_after_its_own():
+def test_all_conditions_of_a_list_must_hold_and_a_condition_sees_values_after_conditions():
     rows = [
-        # parses, runs, passes, length; what runs and passes become
+        # the rewards parses, runs, passes and length; runs and passes after their conditions
         ([0.7, 1.0, 5.0, 0.7], [1.0, 5.0]),
-        ([0.6, 1.0, 5.0, 0.7], [0.0, 0.0]),  # what does not parse does not run
+        ([0.6, 1.0, 5.0, 0.7], [0.0, 0.0]),  # a program that does not parse does not run
         ([0.8, 1.0, 5.0, 0.7], [0.0, 0.0]),
         ([0.7, 0.5, 5.0, 0.7], [0.5, 0.0]),
         ([0.7, 1.0, 5.0, 0.8], [1.0, 0.0]),
         ([NAN, 1.0, 5.0, 0.1], [NAN, NAN]),
-        ([NAN, 1.0, 5.0, 0.8], [NAN, 0.0]),  # whatever it parses, it is too long
+        ([NAN, 1.0, 5.0, 0.8], [NAN, 0.0]),  # it is too long, whether or not it parses
         ([0.7, NAN, NAN, 0.8], [NAN, 0.0]),
         ([0.7, 1.0, NAN, 0.1], [1.0, NAN]),
     ]
-    rewards = torch.tensor([row for row, _ in rows])  # float32, where 0.7 is 0.69999999
+    rewards = torch.tensor([row for row, _ in rows])  # in float32 0.7 is 0.69999999
     found = apply_conditions(rewards, ["parses", "runs", "passes", "length"], PIPELINE)
     expected = torch.tensor([row for _, row in rows])
     torch.testing.assert_close(found[:, 1:3], expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found[:, ::3], rewards[:, ::3], rtol=0, atol=0, equal_nan=True)
 
 
-def test_thresholds_may_be_held_against_other_numbers():
+def test_thresholds_may_be_compared_with_other_numbers():
     rewards, sums = torch.tensor([[5.0, 0.0], [5.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 0.0]])
     found = apply_conditions(rewards, ["a", "b"], {"a": ON_B}, sums)
     assert found.tolist() == [[5.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("rewards", [[[1.0, 0.0]], torch.zeros(2), torch.zeros(2, 3)], ids=str)
-def test_conditions_need_one_column_a_component(rewards):
+def test_conditions_need_one_column_per_component(rewards):
     with pytest.raises(ValueError, match=r"^rewards: expected a tensor of shape \(B, 2\)"):
         apply_conditions(rewards, ["correctness", "length"], LENGTH_IF_CORRECT)
 
@@ -107,12 +107,12 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_what_was_written_as_the_threshold_meets_it_in_every_dtype(dtype):
+def test_a_reward_written_like_the_threshold_reaches_it_in_every_dtype(dtype):
     condition = {"length": {"on": "quality", "at_least": 0.7}}
     rewards = torch.tensor([[0.7, 1.0], [0.69, 1.0]], dtype=dtype)
     found = apply_conditions(rewards, ["quality", "length"], condition)
     assert found[:, 1].tolist() == [1.0, 0.0]
-    if dtype.itemsize > 2:  # halves are read as they were written (tests/plugin/test_batch.py)
+    if dtype.itemsize > 2:  # tests/plugin/test_batch.py tests half precision
         found = apply_conditions(rewards.double(), ["quality", "length"], condition)
         assert found[:, 1].tolist() == [1.0, 0.0]
 

@@ -1,4 +1,4 @@
-"""The estimator's arguments: what they may be, and what is refused by its name."""
+"""The estimator's arguments: which values are accepted, and which are rejected by name."""
 
 import copy
 import inspect
@@ -20,7 +20,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def test_the_result_has_the_dtype_of_float_rewards(dtype):
     rewards, mask = TWO_GROUPS.to(dtype), lengths(3, 1, 1, 1)
     result_dtype = dtype if dtype in FLOATS else torch.float32
-    # bfloat16 keeps eight bits: 1.55 is off by at most 0.004.
+    # bfloat16 has eight bits of precision: 1.55 is off by at most 0.004.
     tolerance = {torch.float16: 1e-3, torch.bfloat16: 4e-3}.get(dtype, 1e-5)
     found = gdpo_advantages(rewards, PAIRS, mask)
     assert found.dtype == result_dtype
@@ -44,12 +44,12 @@ def test_the_result_has_the_dtype_of_float_rewards(dtype):
 )
 def test_group_ids_may_be_anything_hashable_in_any_order(group_ids):
     rewards = torch.tensor([[1.0], [5.0], [2.0], [3.0]])
-    # Groups 1, 2 and 5, 3.
+    # The groups contain the rewards 1, 2 and 5, 3.
     close(group_normalize(rewards, group_ids), [[-S], [S], [S], [-S]])
 
 
 @pytest.mark.parametrize("function", [group_normalize, gdpo_advantages, grpo_advantages])
-def test_what_is_not_given_is_what_the_configuration_has_by_default(function):
+def test_defaults_of_the_function_are_those_of_the_configuration(function):
     parameters, settings = inspect.signature(function).parameters, GdpoConfig()
     for name in {"epsilon", "scale", "whiten"} & parameters.keys():
         assert parameters[name].default == getattr(settings.estimator, name)
@@ -76,7 +76,7 @@ def test_inputs_are_never_modified():
 GOOD = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
 FRACTIONS, ONES = torch.tensor([[1.0, 0.5, 0.0]] * 4), torch.ones(4, 1).double()
 NESTED = torch.nested.nested_tensor(list(ONES.unbind()))
-# For each argument what is taken and what is not.
+# For each argument, values that are accepted and values that are rejected.
 BAD = {
     "rewards": [
         (torch.zeros(4, 1), torch.zeros(4)),
@@ -86,7 +86,7 @@ BAD = {
         (ONES.bool(), ONES * 1j),
         (ONES, ONES.to_sparse()),
         (ONES, NESTED),
-        # Beyond 1e300 sums overflow.
+        # With rewards beyond 1e300, sums overflow.
         (ONES * 1e300, ONES * 9e307),
     ],
     "group_ids": [
@@ -125,7 +125,7 @@ BAD = {
     ("name", "valid", "invalid"), [(name, *pair) for name, pairs in BAD.items() for pair in pairs]
 )
 @pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages])
-def test_bad_input_is_refused_by_its_name(function, name, valid, invalid):
+def test_bad_input_is_rejected_by_its_name(function, name, valid, invalid):
     assert bool(function(**GOOD | {name: valid}).isfinite().all())
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         function(**GOOD | {name: invalid})
@@ -140,12 +140,12 @@ def test_the_result_has_no_gradient():
     assert not group_normalize(rewards, PAIRS).requires_grad
 
 
-def test_an_unknown_whitening_is_refused():
+def test_an_unknown_whitening_is_rejected():
     with pytest.raises(ValueError, match=r"^whiten: expected one of \['token', 'sequence', 'none'"):
         gdpo_advantages(**GOOD, whiten="Token")
 
 
-def test_a_weighted_sum_beyond_float64_is_refused():
+def test_a_weighted_sum_beyond_float64_is_rejected():
     rewards = torch.tensor([[1e250], [0.0]], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^weights: with \[1e\+100\] the sum of row 0"):
         grpo_advantages(rewards, [0, 0], torch.ones(2, 1), weights=[1e100])
@@ -164,11 +164,11 @@ MASK_DTYPES = [
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5], ids=lambda rows: f"{rows} rows a block")
-def test_tokens_are_counted_in_every_block_beyond_what_the_masks_dtype_can_hold(rows, monkeypatch):
-    # 303 tokens: uint8 ends at 255, and bfloat16 has no odd number above 256.
+def test_tokens_are_counted_over_blocks_even_beyond_the_range_of_the_masks_dtype(rows, monkeypatch):
+    # There are 303 tokens. uint8 ends at 255, and bfloat16 has no odd number above 256.
     mask = lengths(303, 101, 101, 101)
     monkeypatch.setitem(tokens.BLOCK, "cpu", rows * mask.shape[1])
-    # In units of s as with lengths 3, 1, 1, 1: mean 1/3, but var = 101·(34/3)/605.
+    # In units of s the mean is 1/3, as with the lengths 3, 1, 1, 1, but var = 101·(34/3)/605.
     expected = torch.tensor([2, -4, 5, -7]) / 3 / math.sqrt(101 * 34 / 3 / 605)
     for dtype in (torch.bool, *MASK_DTYPES):
         found = gdpo_advantages(TWO_GROUPS, PAIRS, mask.to(dtype))
@@ -178,15 +178,15 @@ def test_tokens_are_counted_in_every_block_beyond_what_the_masks_dtype_can_hold(
 
 @pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
 @pytest.mark.parametrize("place", [(0, 0), (7, 63)])
-def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(dtype, place, monkeypatch):
-    monkeypatch.setitem(tokens.BLOCK, "cpu", 1)  # one row
+def test_a_mask_value_other_than_0_or_1_is_found_wherever_it_is(dtype, place, monkeypatch):
+    monkeypatch.setitem(tokens.BLOCK, "cpu", 1)  # one block for each row
     rewards, groups, mask = TWO_GROUPS.repeat(2, 1), PAIRS * 2, torch.ones(8, 64).to(dtype)
     wrong = [2]
     if dtype.is_floating_point:
         step = torch.finfo(dtype).eps
         wrong += [1 - step / 2, 1 + step, 0.5, -1.0, torch.finfo(dtype).tiny, math.inf, NAN]
     else:
-        # Powers of two whose low bytes, or whose squares modulo 2^64, are zero.
+        # Powers of two whose low bytes are zero, or whose squares are zero modulo 2^64.
         wrong += [2**bits for bits in (8, 16, 32) if 2**bits <= torch.iinfo(dtype).max]
         wrong += [-1] * (torch.iinfo(dtype).min < 0)
     assert bool(gdpo_advantages(rewards, groups, mask).isfinite().all())
@@ -198,8 +198,9 @@ def test_whatever_is_not_0_or_1_is_found_anywhere_in_the_mask(dtype, place, monk
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_masked_tokens_have_no_sign_and_are_0_beside_overflow(mask_dtype, dtype):
-    # Weights of 1e39 and more overflow each of these: the largest number, and 0, not inf · 0.
+def test_masked_tokens_are_0_without_a_sign_even_if_other_tokens_overflow(mask_dtype, dtype):
+    # Weights of 1e39 and more overflow each of these dtypes. Kept tokens then have the largest
+    # number, and masked tokens have 0 instead of inf · 0.
     rewards = torch.tensor([[1.0], [0.0]]).to(dtype)
     mask = torch.tensor([[1, 0], [1, 0]]).to(mask_dtype)
     for weight, largest in ((1.0, S), (1e39, torch.finfo(dtype).max)):
@@ -209,7 +210,7 @@ def test_masked_tokens_have_no_sign_and_are_0_beside_overflow(mask_dtype, dtype)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two devices")
-def test_the_result_is_on_the_masks_device():
+def test_the_result_is_on_the_device_of_the_mask():
     mask = lengths(3, 1, 1, 1)
     expected = gdpo_advantages(TWO_GROUPS, PAIRS, mask)
     for rewards, device in ((TWO_GROUPS, "cuda"), (TWO_GROUPS.cuda(), "cpu")):

@@ -1,4 +1,4 @@
-"""The estimator against the equations on random batches, and what leaves it unchanged."""
+"""The estimator against the equations on random batches, and changes that have no effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 @st.composite
 def batches(draw, amplitudes=False):
-    """Groups of 1 to 5 in any order, some rewards unscored, masks with holes or empty."""
+    """Draw groups of 1 to 5 responses in any order, unscored rewards, and masks with holes."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     ids = [group for group, size in enumerate(sizes) for _ in range(size)]
     groups = draw(st.permutations(ids))
@@ -53,7 +53,7 @@ def batches(draw, amplitudes=False):
 
 
 def advantages_by_the_equations(batch, whiten):
-    """By the decimals that the vectors are made with; what hardly varies is nothing."""
+    """Compute advantages with the decimals that make the vectors; tiny variation counts as none."""
     table = np.array(batch.rewards)
     rewards = np.where(np.isnan(table), None, table).tolist()
     unit = 1.0 if whiten == "none" else max(map(abs, batch.weights))
@@ -74,7 +74,7 @@ def advantages_by_the_equations(batch, whiten):
 
 @settings(max_examples=300, deadline=None)
 @given(batches(amplitudes=True), st.sampled_from(WHITEN))
-def test_it_agrees_with_the_equations_at_any_amplitude(batch, whiten):
+def test_the_estimator_agrees_with_the_equations_at_any_amplitude(batch, whiten):
     expected = advantages_by_the_equations(batch, whiten)
     close(batch.advantages(whiten), expected, 1e-8)
 
@@ -87,14 +87,14 @@ def test_components_that_cancel_give_zero_at_any_size_and_epsilon(size, epsilon,
     rewards = torch.stack([size * correct, 1 - correct], dim=1)
     given = {"whiten": whiten, "epsilon": epsilon}
     assert exactly_zero(gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), **given))
-    # Unequal weights leave the first component: ±0.866 before whitening, over sequences and after.
+    # With unequal weights a part of the first component remains: ±0.866.
     found = gdpo_advantages(rewards, [0] * 4, torch.ones(4, 3), weights=[2.0, 1.0], **given)
     assert found.abs().min() > 0.8
 
 
 @settings(max_examples=50, deadline=None)
 @given(batches(), st.booleans())
-def test_one_component_not_whitened_is_grpo(batch, scale):
+def test_one_component_without_whitening_is_grpo(batch, scale):
     rewards = torch.tensor(batch.rewards, dtype=torch.float64)[:, :1]
     mask = torch.tensor(batch.mask)
     found = gdpo_advantages(rewards, batch.groups, mask, whiten="none", scale=scale)

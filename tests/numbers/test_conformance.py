@@ -1,4 +1,4 @@
-"""The vectors, who conforms to them, and the settings under which ours gives another's numbers."""
+"""The conformance vectors: who conforms, and the settings that give another project's numbers."""
 
 import json
 import math
@@ -32,9 +32,10 @@ def test_the_vectors_keep_their_schema_and_have_each_variant():
     assert variants == VARIANTS.keys()
 
 
-def test_another_profiles_decimals_by_hand():
-    # z is ±1/sqrt(2) of r1 in both groups and of r2 in the second: over the deviation sqrt(5/3) of
-    # their sums and TRL's epsilon. What is ours by hand is in test_advantage.py.
+def test_the_decimals_of_another_profile_agree_with_numbers_by_hand():
+    # z is ±1/sqrt(2) for r1 in both groups, and for r2 in the second group. The sums are divided by
+    # their deviation sqrt(5/3) plus TRL's epsilon. Numbers of this package by hand are in
+    # test_advantage.py.
     vector = {"rewards": [[1, 0], [0, 0], [1, 1], [0, 0]], "groups": [0, 0, 1, 1]}
     vector |= {"token_counts": [1, 1, 1, 1], "weights": [1.0, 1.0], "settings": {}}
     found = conformance.advantages(vector, vectors()["profiles"]["trl"])
@@ -42,7 +43,7 @@ def test_another_profiles_decimals_by_hand():
 
 
 @pytest.mark.parametrize("name", ["gdpo-verl", "gdpo-verl, `whiten=sequence`"])
-def test_our_row_of_the_page_is_what_ours_gives(name):
+def test_the_row_of_this_package_on_the_page_is_what_it_computes(name):
     line = " | ".join(conformance.table_row(name, None))
     assert f"\n| {line} |\n" in PAGE
     assert set(line.split(" | ")[2:]) == {"✔"}
@@ -51,7 +52,7 @@ def test_our_row_of_the_page_is_what_ours_gives(name):
 FEATURES = ("derived", "by_turn", "nested_conditions", "targets", "by_criterion")
 
 
-def test_ours_conforms_with_each_variant_and_feature():
+def test_this_package_conforms_with_each_variant_and_feature():
     pytest.importorskip("omegaconf")
     assert_conforms(conformance.ours, features=FEATURES)
     assert_conforms(
@@ -68,7 +69,7 @@ def test_ours_conforms_with_each_variant_and_feature():
     assert len(tried) == len(vectors()["vectors"])
 
 
-def test_who_does_not_say_that_it_has_a_feature_is_not_asked():
+def test_vectors_of_a_feature_are_skipped_for_an_implementation_without_it():
     asked = [each.vector for each in check(conformance.ours)]
     of_features = [vector for vector in vectors()["vectors"] if "feature" in vector]
     assert len(asked) == len(vectors()["vectors"]) - len(of_features)
@@ -79,7 +80,7 @@ def test_who_does_not_say_that_it_has_a_feature_is_not_asked():
     ("profile", "features"),
     [("tokens", ["by-turn"]), ("tokens", "by_turn"), ("sequences", ["by_turn"])],
 )
-def test_a_feature_without_vectors_is_refused(profile, features):
+def test_a_feature_without_vectors_is_rejected(profile, features):
     with pytest.raises(ValueError, match=r"features: expected a list of those of profile"):
         assert_conforms(conformance.ours, profile, features=features)
 
@@ -101,11 +102,12 @@ def test_turns_belong_to_their_responses():
 
 
 def test_credit_to_go_by_hand():
-    """One group, one reward by turn; 0 then 1, .6 at once, 0 then .5.
+    """One group has one reward per turn: 0 then 1; .6 in the only turn; 0 then .5.
 
-    Returns to go at turn 1: 1, .6, .5, mean .7, deviation sqrt(.07) = .26458; at turn 2: 1 and .5,
-    z = ±.70711. Sums 1.13389 .70711 | -.37796 | -.75593 -.70711, which are whitened over the five
-    turns of a token each: mean 0, variance (1.28571 + .5 + .14286 + .57143 + .5) / 4 = .75.
+    The returns to go at turn 1 are 1, .6, .5: mean .7, deviation sqrt(.07) = .26458. At turn 2 they
+    are 1 and .5, so that z = ±.70711. The sums 1.13389 .70711 | -.37796 | -.75593 -.70711 are
+    whitened over the five turns, of one token each: mean 0, variance (1.28571 + .5 + .14286 +
+    .57143 + .5) / 4 = .75.
     """
     vector = {"rewards": [[[0.0, 1.0]], [[0.6]], [[0.0, 0.5]]], "groups": [0, 0, 0]}
     vector |= {"token_counts": [[1, 1], [1], [1, 1]], "weights": [1.0], "feature": "by_turn"}
@@ -116,7 +118,7 @@ def test_credit_to_go_by_hand():
         assert own == pytest.approx(by_hand, abs=6e-6)
 
 
-def test_what_does_not_conform_is_named_with_its_digits():
+def test_a_vector_that_fails_is_named_with_its_digits():
     def nan(rewards, *given, **settings):
         return [math.nan] * len(rewards)
 
@@ -145,10 +147,13 @@ DEGENERATE = ("constant 0.1", "cancelling", "nothing scored")
 
 @pytest.mark.parametrize(
     ("profile", "epsilon", "bound"),
-    # Theirs divides by s + e, ours by sqrt(s² + 1e-8): less than e / s and 5e-9 / s² apart.
+    # The other implementation divides by s + e, and this package by sqrt(s² + 1e-8). The results
+    # differ by less than e / s and 5e-9 / s².
     [("trl", 1e-4, lambda s: 1e-4 / s), ("ms-swift", 1e-8, lambda s: 1e-8 / s + 5e-9 / s**2)],
 )
-def test_our_setting_for_each_gives_its_advantages_within_the_pages_bound(profile, epsilon, bound):
+def test_the_settings_that_imitate_another_project_give_its_advantages_within_the_pages_bound(
+    profile, epsilon, bound
+):
     ours = partial(conformance.ours, whiten="sequence", epsilon=epsilon)
     checked = 0
     for result in check(ours, profile):

@@ -1,4 +1,4 @@
-"""Components by criterion: rubrics whose criteria are normalised one by one."""
+"""Components by criterion: rubrics whose criteria are normalised separately."""
 
 import math
 
@@ -27,13 +27,13 @@ def weighted(value, weight):
 
 
 def rubric_advantages(*rubrics, **settings):
-    """The advantages of one group that has only a rubric; without whitening they are its z."""
+    """Return the advantages of one group with only a rubric; without whitening they are its z."""
     rows = [{"rubric": rubric} for rubric in rubrics]
     config = {"gdpo": UNWHITENED | settings}
     return advantages_of(rows, [0] * len(rows), config=config)
 
 
-def test_one_criterion_is_gdpos_own_z():
+def test_a_rubric_of_one_criterion_gives_the_same_z_as_a_reward():
     values = [1.0, 0.0, 0.25, None]
     found = rubric_advantages(*[{"a": weighted(value, 5.0)} for value in values])
     rows = [{"a": value} for value in values]
@@ -49,13 +49,13 @@ def test_criteria_that_do_not_vary_change_nothing():
     assert rubric_advantages({"a": 1}, {"a": 1}, {"b": 0}) == [0.0, 0.0, 0.0]
 
 
-def test_criteria_that_cancel_are_not_noise_of_size_one():
+def test_criteria_that_cancel_give_no_noise_of_size_one():
     values = [0.1, 0.7, 0.3, 0.9]
     rubrics = [{"a": value, "b": 10 - 10 * value} for value in values]
     assert rubric_advantages(*rubrics) == [0.0] * 4
 
 
-def test_a_rare_criterion_with_a_small_weight_counts_where_nothing_else_varies():
+def test_a_rare_criterion_with_a_small_weight_counts_if_nothing_else_varies():
     rubrics = [{"a": 1.0, "b": weighted(value, 0.01)} for value in (1.0, 0.0)]
     assert rubric_advantages(*rubrics) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-3)
 
@@ -69,7 +69,8 @@ def test_without_deviations_decoupling_makes_no_difference():
 
 
 def test_a_failed_condition_counts_as_no_criterion_met():
-    # Pitfalls as well: the condition of the last response fails, which is no better for it.
+    # This also holds for pitfalls: the last response fails its condition, and gains nothing by
+    # failing.
     condition = {"rubric": {"on": "right", "at_least": 1}}
     rubrics = [{"a": 1.0}, {"a": 0.0}, {"a": weighted(1.0, 1.0)}, None]
     rows = [
@@ -83,7 +84,7 @@ def test_a_failed_condition_counts_as_no_criterion_met():
     assert advantages_of(rows, [0] * 4, config=config)[3] == 0.0
 
 
-def test_conditions_gates_and_the_baseline_see_the_number():
+def test_conditions_gates_and_the_baseline_use_the_weighted_sum_of_a_rubric():
     rubrics = [{"a": weighted(1.0, 2.0), "b": 1.0}, {"a": weighted(0.0, 2.0), "b": 1.0}]
     rows = [{"rubric": each, "style": style} for each, style in zip(rubrics, (1, 2), strict=True)]
     condition = {"style": {"on": "rubric", "at_least": 0.5}}
@@ -114,7 +115,7 @@ def test_conditions_gates_and_the_baseline_see_the_number():
     ],
     ids=str,
 )
-def test_the_number_of_a_rubric_and_its_text_in_verls_dumps(rubric, number):
+def test_verls_dumps_have_the_weighted_sum_of_a_rubric_and_its_criteria_as_text(rubric, number):
     objective = GdpoConfig().resolve([Component("rubric", by_criterion=True)])
     (graded,) = graded_criteria([{"rubric": rubric}], objective, [""])["rubric"]
     assert rubric_number(graded) == pytest.approx(number, nan_ok=True)
@@ -141,7 +142,7 @@ def test_the_number_of_a_rubric_and_its_text_in_verls_dumps(rubric, number):
     ],
     ids=str,
 )
-def test_what_is_no_rubric_is_named_with_its_row(rubric, fault):
+def test_a_value_that_is_no_rubric_is_named_with_its_row(rubric, fault):
     rows = [{"rubric": {"a": 1}}, {"rubric": rubric}]
     with pytest.raises(ValueError, match=rf"^rewards: 'rubric'.*{fault}") as error:
         advantages_of(rows, [0, 0])
@@ -158,7 +159,7 @@ def test_five_hundred_criteria_are_graded():
     assert sum(map(abs, rubric_advantages(*rubrics))) > 1
 
 
-def test_variants_that_read_raw_rewards_and_credit_by_turn_need_the_sum():
+def test_variants_of_raw_rewards_and_per_turn_credit_reject_a_component_by_criterion():
     components = [Component("rubric", -1, 1, by_criterion=True), Component("calls", by_turn=True)]
     for name, variant in VARIANTS.items():
         config = GdpoConfig(variant=name)
@@ -176,7 +177,7 @@ def test_variants_that_read_raw_rewards_and_credit_by_turn_need_the_sum():
     GdpoConfig.from_algorithm({"gdpo": {"criteria": "sum"}}).resolve(components)
 
 
-def test_a_component_is_declared_by_criterion():
+def test_a_component_can_be_declared_by_criterion():
     @declares("right", Component("style", -1, 1), by_criterion=("rubric", "style"))
     def compute_score(): ...
 
@@ -187,7 +188,7 @@ def test_a_component_is_declared_by_criterion():
         declares(by_turn="calls", by_criterion="calls")
 
 
-def test_the_shares_of_criteria_that_teach_something():
+def test_the_metrics_of_criteria_are_shares_of_those_that_vary():
     rubrics = [
         {"always": 1, "never": 0, "some": 1, "pitfall": weighted(1, -1)},
         {"always": 1, "never": 0, "some": 0, "pitfall": weighted(0, -1)},
@@ -206,5 +207,5 @@ def test_the_shares_of_criteria_that_teach_something():
     assert metrics[f"{name}_met_by_all"] == pytest.approx(2 / 5)
     assert metrics[f"{name}_met_by_none"] == pytest.approx(1 / 5)
     assert metrics[f"{name}_varying"] == pytest.approx(2 / 5)
-    # Of the third response what is scored, of the fifth nothing.
+    # The third response is scored in part, and the fifth is not scored.
     assert metrics["gdpo/rubric/all_criteria_met"] == pytest.approx(2 / 4)

@@ -1,4 +1,4 @@
-"""Derived components: what a user's function of a whole group gets, gives, and must not do."""
+"""Derived components: the arguments, results and limits of a user's function of a whole group."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ LENGTH = {
 RIGHT = [1, 1, 0, 1, 0, 1]
 LENGTHS = [10, 30, 5, 20, 8, 9]
 GROUPS = ["a", "a", "a", "a", "b", "b"]
-# Group a: (30 - length) / 20 of its right ones; of b only one is right.
+# In group a, right responses get (30 - length) / 20. In group b only one response is right.
 BREVITY = [1.0, 0.0, None, 0.5, None, None]
 
 
@@ -47,7 +47,7 @@ def test_a_derived_component_is_a_component_like_any_other(settings):
     assert advantages({"brevity": LENGTH}, **settings) == by_hand(**settings)
 
 
-def test_ids_may_be_a_tensor_and_groups_lie_in_any_order():
+def test_ids_may_be_a_tensor_and_groups_may_be_in_any_order():
     order = [3, 4, 0, 5, 2, 1]
     found = advantages_of(
         [{"right": RIGHT[row]} for row in order],
@@ -58,7 +58,7 @@ def test_ids_may_be_a_tensor_and_groups_lie_in_any_order():
     assert found == pytest.approx([by_hand()[row] for row in order], abs=1e-12)
 
 
-def test_a_range_serves_the_variants_that_need_one():
+def test_a_derived_component_may_have_a_range_for_variants_that_need_one():
     settings = {"gdpo": {"variant": "tchebycheff"}, "gdpo_reward_keys": ["brevity"]}
     config = GdpoConfig.from_algorithm(
         {"gdpo": {"derived": {"brevity": LENGTH | {"range": [0, 1]}}}}
@@ -85,7 +85,7 @@ def test_a_function_that_fails_is_named_with_its_group(function, found):
         advantages({"x": f"pkg://group_functions:{function}"})
 
 
-def test_what_the_reward_returned_beside_its_components_is_in_the_made_up_group():
+def test_the_made_up_group_also_contains_the_other_values_that_the_reward_returned():
     derived = {"x": "pkg://group_functions:verbosity"}
     objective = GdpoConfig.from_algorithm({"gdpo": {"derived": derived}}).resolve(["right"])
     objective.try_derived({"right": 0.0, "words": 3})
@@ -94,7 +94,7 @@ def test_what_the_reward_returned_beside_its_components_is_in_the_made_up_group(
         objective.try_derived({"right": 0.0})
 
 
-def test_a_careless_function_changes_neither_what_it_got_nor_a_generator():
+def test_a_careless_function_changes_neither_the_rewards_nor_a_random_generator():
     both = {"x": "pkg://group_functions:careless", "brevity": LENGTH}
     state, numpy_state = random.getstate(), np.random.get_state()[1].tolist()
     rewards = [{"right": value} for value in RIGHT]
@@ -104,14 +104,14 @@ def test_a_careless_function_changes_neither_what_it_got_nor_a_generator():
     assert np.random.get_state()[1].tolist() == numpy_state
 
 
-def test_without_token_counts_only_a_function_that_needs_lengths_is_refused():
+def test_without_token_counts_only_a_function_that_needs_lengths_is_rejected():
     ranked = {"x": {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "right"}}
     assert len(advantages(ranked, tokens=None)) == 6
     with pytest.raises(ValueError, match="pass token_counts"):
         advantages({"brevity": LENGTH}, tokens=None)
 
 
-def test_a_name_that_the_reward_returns_is_refused():
+def test_a_derived_component_with_a_name_that_the_reward_returns_is_rejected():
     with pytest.raises(ValueError, match=r"derived\.right: the reward itself returns"):
         advantages({"right": LENGTH})
 
@@ -128,7 +128,7 @@ def test_a_function_of_a_file_in_the_working_directory_is_found(tmp_path, monkey
         advantages({"x": "reward.py:shorter"})
 
 
-def test_relative_length_is_of_those_that_pass():
+def test_relative_length_compares_only_responses_that_pass():
     def of(right, lengths, **settings):
         rewards = [{"right": value} for value in right]
         return relative_length(rewards, lengths, outcome="right", **settings)
@@ -140,7 +140,7 @@ def test_relative_length_is_of_those_that_pass():
         relative_length([{"wrong": 1}] * 2, [1, 2], outcome="right")
 
 
-def test_rank_is_the_share_of_the_siblings_that_are_surpassed():
+def test_rank_is_the_share_of_the_other_responses_that_are_surpassed():
     def of(values):
         return rank([{"q": value} for value in values], [1] * len(values), of="q")
 
@@ -150,7 +150,7 @@ def test_rank_is_the_share_of_the_siblings_that_are_surpassed():
 
 
 @pytest.mark.parametrize("turns", range(1, 60))
-def test_turns_that_add_up_to_one_are_one(turns):
+def test_per_turn_rewards_that_add_up_to_one_count_as_one(turns):
     rewards = [{"done": [1 / turns] * turns}, {"done": [0.5, 0.5]}, {"done": []}]
     assert relative_length(rewards, [30, 20, 10], outcome="done") == [0.0, 1.0, None]
     assert rank(rewards, [1] * 3, of="done") == [0.5, 0.5, None]

@@ -1,4 +1,4 @@
-"""The lines for other trainers run on objects with the attributes that those trainers have."""
+"""The documented code for other trainers runs on objects with the attributes of those trainers."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from gdpo_verl import advantages_of
 
 PAGE = (Path(__file__).parents[2] / "docs/other_trainers.md").read_text(encoding="utf-8")
-# Two groups of two, apart; lengths of 1 to 3 tokens.
+# Two groups of two, whose rows are interleaved; the lengths are 1 to 3 tokens.
 DICTS = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}]
 TOKENS = [3, 1, 2, 1]
 ALIKE = advantages_of(DICTS, [0, 0, 1, 1])
@@ -20,7 +20,7 @@ BY_TOKENS = advantages_of(DICTS, [0, 0, 1, 1], TOKENS)
 
 @pytest.fixture(scope="module")
 def page():
-    """Names of the page's functions, from all blocks of code that define one."""
+    """Return the functions that the page's blocks of code define, by name."""
     names = {"advantages_of": advantages_of, "np": np, "torch": torch}
     names["register_rllm_adv_estimator"] = lambda name: lambda function: function
     found = {}

@@ -1,4 +1,4 @@
-"""Advantages from rewards as dicts, for trainers that hand over nothing else."""
+"""Advantages from rewards as dicts, for trainers that pass nothing else."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_settings_and_tokens_are_those_of_the_pure_function(tokens):
     assert advantages_of(ROWS, GROUPS, tokens, config=config) == expected
 
 
-def test_verls_own_node_is_taken_where_it_asks_for_nothing():
+def test_verls_algorithm_node_is_accepted_without_settings_of_gdpo():
     node = {
         "_target_": "verl.trainer.config.AlgoConfig",
         "adv_estimator": "gdpo",
@@ -49,7 +49,7 @@ def test_verls_own_node_is_taken_where_it_asks_for_nothing():
     assert advantages_of(ROWS, GROUPS, config=node) == advantages_of(ROWS, GROUPS)
 
 
-def test_conditions_schedules_and_ranges_are_taken():
+def test_conditions_schedules_and_ranges_have_an_effect():
     config = {
         "gdpo": {
             "variant": "sa_mrpo",
@@ -71,16 +71,17 @@ def test_conditions_schedules_and_ranges_are_taken():
     assert found == expected[:, 0].tolist()
 
 
-def test_other_things_in_a_dict_are_left_out_by_name():
+def test_other_entries_of_a_dict_are_left_out_by_name():
     full = [row | {"score": 9.0, "parse_error": 4, "note": "text"} for row in ROWS]
     names = GdpoConfig(reward_keys=("right", "short"))
     assert advantages_of(full, GROUPS, config=names) == advantages_of(ROWS, GROUPS)
     for row in full:
-        del row["note"]  # what verl and our rewards return beside components needs no name
+        # entries that verl and the package's rewards add to components need no name
+        del row["note"]
     assert advantages_of(full, GROUPS) == advantages_of(ROWS, GROUPS)
 
 
-def test_the_components_of_nemo_gym_and_skyrl_stand_in_a_dict_by_themselves():
+def test_nested_dicts_of_components_of_nemo_gym_and_skyrl_are_read():
     nested = [{"reward": 2.0, "response": {}, "reward_components": row} for row in ROWS]
     assert advantages_of(nested, GROUPS) == advantages_of(ROWS, GROUPS)
 
@@ -107,7 +108,7 @@ NESTED_ROW = {"reward": 1.0, "reward_components": {"a": 1}}
         ([{"a": 1}, {"a": -math.inf}], "for 'a', found -inf for row 1"),
     ],
 )
-def test_what_cannot_be_read_is_named(rows, message):
+def test_a_reward_that_cannot_be_read_is_named(rows, message):
     with pytest.raises(ValueError, match=message) as caught:
         advantages_of(rows, [0] * len(rows))
     assert "algorithm." not in str(caught.value)
@@ -146,14 +147,14 @@ RAMPS = {name: {"from": 0.0, "to": 1.0, "steps": 4} for name in ("right", "short
         ({"token_counts": [3, 3, "3", 3]}, NO_COUNT),
     ],
 )
-def test_a_setting_that_would_have_no_effect_is_refused(options, message):
+def test_a_setting_that_would_have_no_effect_is_rejected(options, message):
     with pytest.raises(ValueError, match=message) as caught:
         advantages_of(ROWS, **{"groups": GROUPS, **options})
     assert "algorithm." not in str(caught.value)
 
 
 def test_components_may_be_names():
-    rows = iter(ROWS)  # which may come from a generator
+    rows = iter(ROWS)  # rewards may come from a generator
     assert advantages_of(rows, GROUPS, components=["right", "short"]) == advantages_of(ROWS, GROUPS)
     only = advantages_of(ROWS, GROUPS, components=["short"])
     assert only == advantages_of([{"short": row["short"]} for row in ROWS], GROUPS)
@@ -161,9 +162,9 @@ def test_components_may_be_names():
 
 @pytest.mark.parametrize(
     ("most_failed", "of", "most"),
-    [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # of fewer than 20 as many as of 20
+    [(3, 30, 0.1), (6, 8, 0.34), (0, 20, 0.0)],  # fewer than 20 rows may lack as many as 20 rows
 )
-def test_a_component_that_too_many_lack_ends_the_training(most_failed, of, most):
+def test_a_component_that_too_many_responses_lack_raises_an_error(most_failed, of, most):
     components = ["short", Component("judge", 0, 1, most_unscored=most)]
     rows = [{"short": 1.0, "judge": 0.5}] * of
     for row in range(most_failed):
@@ -175,8 +176,9 @@ def test_a_component_that_too_many_lack_ends_the_training(most_failed, of, most)
         advantages_of(rows, ["u"] * of, components=components)
 
 
-def test_small_batches():
+def test_a_group_of_one_has_the_advantage_zero_and_small_batches_work():
     assert advantages_of([], []) == []
-    assert advantages_of([{"a": 1.0}], ["x"]) == [0.0]  # a group of one has nothing to compare
+    # a group of one has nothing to be compared with
+    assert advantages_of([{"a": 1.0}], ["x"]) == [0.0]
     with pytest.raises(ValueError, match="groups: expected 2"):
         advantages_of(ROWS[:2], [0])

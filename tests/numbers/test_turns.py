@@ -1,4 +1,4 @@
-"""Credit by turn: the gradient by enumeration, entries by hand, and what is refused."""
+"""Per-turn credit: the gradient by enumeration, numbers by hand, and settings that are rejected."""
 
 import itertools
 import math
@@ -12,19 +12,19 @@ from gdpo_verl.config.components import Component, declared_components, declares
 from gdpo_verl.reward_dicts import as_written, turn_lists, with_numbers
 
 CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
-# A policy that decides at each of two turns whether it goes on. Stopping at turn 1, going on and
-# stopping at turn 2, going on twice.
+# A policy decides at each of two turns whether it continues. The outcomes are: stop at turn 1;
+# continue, and stop at turn 2; continue twice.
 WAYS = ((0,), (1, 0), (1, 1))
 
 
 def trajectory(way, stop, go):
-    """The rewards of its turns: going on pays 0, then `go`; stopping pays what its turn says."""
+    """Return the rewards of the turns: 0, then `go` for continuing; the turn's value to stop."""
     return [(0.0, go)[turn] if on else stop[turn] for turn, on in enumerate(way)]
 
 
 def expected_gradient(stop, go, p, size, credit):
-    """The expected policy gradient of the two turns' logits, over all groups of this size."""
-    # Stopping has the chance 1 - p, and going on has p.
+    """Return the expected policy gradient of both turns' logits, over all groups of this size."""
+    # The policy stops with probability 1 - p, and continues with probability p.
     chance = dict(zip(WAYS, (1 - p, p * (1 - p), p * p), strict=True))
     total = [0.0, 0.0]
     for group in itertools.product(WAYS, repeat=size):
@@ -37,7 +37,11 @@ def expected_gradient(stop, go, p, size, credit):
 
 
 def true_gradient(stop, go, p):
-    """d/d logit of E[reward]: p (1 - p), going on against stopping, and reaching the turn."""
+    """Return the derivative of E[reward] by each logit.
+
+    It is p (1 - p), times the difference between continuing and stopping, times the probability of
+    reaching the turn.
+    """
     second = p * go + (1 - p) * stop[1]
     return [p * (1 - p) * (second - stop[0]), p * p * (1 - p) * (go - stop[1])]
 
@@ -47,7 +51,7 @@ def ours(rewards):
 
 
 def sum_of_indices(rewards):
-    """The biased way: centred at each index, and summed over the turns that are left."""
+    """Return the biased credit: rewards centred at each index, summed over the remaining turns."""
     means = []
     for turn in range(2):
         values = [each[turn] for each in rewards if len(each) > turn]
@@ -59,35 +63,37 @@ def sum_of_indices(rewards):
     return found
 
 
-def test_the_gradient_of_one_baseline_a_turn_is_the_true_one_up_to_its_factor():
+def test_one_baseline_per_turn_gives_the_true_gradient_up_to_a_factor():
     found = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, ours)
     assert true_gradient((0.6, 1.0), 1.0, 0.5)[0] == pytest.approx(0.1)
-    assert found[0] == pytest.approx(0.1 * 2 / 3)  # 1 - 1/n: all three reach turn 1
+    # the factor is 1 - 1/n, because all three responses reach turn 1
+    assert found[0] == pytest.approx(0.1 * 2 / 3)
     biased = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, sum_of_indices)
-    assert biased[0] == pytest.approx(-0.1)  # teaches to stop
+    assert biased[0] == pytest.approx(-0.1)  # the biased credit teaches to stop
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("stop", [(0.6, 1.0), (0.0, 2.0), (1.5, -1.0), (0.3, 0.3)])
-def test_each_turns_gradient_has_the_true_sign(stop, size, p):
+def test_the_gradient_of_each_turn_has_the_true_sign(stop, size, p):
     found = expected_gradient(stop, 1.0, p, size, ours)
     true = true_gradient(stop, 1.0, p)
     assert found[0] == pytest.approx(true[0] * (1 - 1 / size))
-    # Of turn 2 the factor is the mean of 1 - 1/n over those that reach it.
+    # For turn 2 the factor is the mean of 1 - 1/n over the groups whose n responses reach it.
     reach = [math.comb(size, n) * p**n * (1 - p) ** (size - n) * n / size for n in range(size + 1)]
     factor = sum(share * (1 - 1 / n) for n, share in enumerate(reach) if n) / p
     assert found[1] == pytest.approx(true[1] * factor)
 
 
 def z(values):
-    """Normalised by the mean and the unbiased deviation, as numbers on paper."""
+    """Normalise numbers with their mean and unbiased deviation, as on paper."""
     mean = sum(values) / len(values)
     std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
     return [(v - mean) / (std + 1e-6) if std else 0.0 for v in values]
 
 
-# Three responses of one prompt, with 2, 3 and 1 turns. Their entries are vectors (`credit to_go`).
+# Three responses to one prompt, with 2, 3 and 1 turns. Their advantages are conformance vectors
+# (`credit to_go`).
 CALLS = [[1, 0], [0, 1, 1], [1]]
 RIGHT = [1, 0, 0]
 UNIT = {"gdpo": {"whiten": "none"}}
@@ -103,12 +109,12 @@ def flat(lists):
 
 
 def with_right(calls, factor=1.0):
-    """Normalised calls of each turn and the normalised `right` of its response."""
+    """Return the normalised calls of each turn plus the normalised `right` of its response."""
     pairs = zip(calls, z(RIGHT), strict=True)
     return [call + factor * right for each, right in pairs for call in each]
 
 
-def test_credit_of_the_answer_is_that_of_its_sum():
+def test_credit_per_answer_is_the_credit_of_the_sum_over_turns():
     settings = {"gdpo": {"credit": "answer"}}
     sums = [{"calls": sum(c), "right": r} for c, r in zip(CALLS, RIGHT, strict=True)]
     tokens = [[2, 3], [1, 4, 2], [5]]
@@ -122,34 +128,34 @@ def test_a_list_of_one_turn_is_an_ordinary_component():
 
 
 def test_turns_that_are_not_scored_add_nothing():
-    # To go: 1 1 | None None None | 1; at turn 1 (1, 1), which does not vary.
+    # The returns to go are 1 1 | None None None | 1. At turn 1 they are (1, 1), which do not vary.
     hand = with_right([[0, 0], [0, 0, 0], [0]])
     found = of(calls=[[None, 1], [None, None, float("nan")], [1]])
     assert flat(found) == pytest.approx(hand)
-    # A response without the component still has its turns.
+    # A response for which the component is not scored still has its turns.
     found = of(tokens=[[1, 1], [1, 1, 1], [1]], calls=[[None, 1], None, [1]])
     assert flat(found) == pytest.approx(hand)
 
 
-def test_conditions_and_gates_look_at_the_sum():
+def test_conditions_and_gates_use_the_sum_over_turns():
     condition = {"calls": {"on": "right", "at_least": 1.0}}
     found = of({"gdpo": {"whiten": "none", "conditions": condition}})
-    # Only the first is right; to go 1 0 | 0 0 0 | 0.
+    # Only the first response is right. The returns to go are 1 0 | 0 0 0 | 0.
     first = z([1, 0, 0])
     hand = with_right([[first[0], 0], [first[1], 0, 0], [first[2]]])
     assert flat(found) == pytest.approx(hand)
-    # The sums are 1, 2 and 1: right counts where at least 2 calls ran.
+    # The sums are 1, 2 and 1. `right` counts where at least 2 calls ran.
     condition = {"right": {"on": "calls", "at_least": 2.0}}
     only = of({"gdpo": {"whiten": "none", "conditions": condition}})
-    # Only the second's sum reaches 2, and it is not right: right is 0 for all.
+    # Only the second sum reaches 2, and this response is not right. So `right` is 0 for all.
     assert flat(only) == pytest.approx(with_right(of(), -1.0))
-    # The gate closes a group whose sums are the same, although its turns differ.
+    # The gate closes a group whose sums are equal, although the turns differ.
     same = [[1, 0], [0, 1, 0], [1]]
     assert flat(of({"gdpo": {"gate": {"on": "calls"}}}, calls=same)) == [0.0] * 6
     assert any(flat(of({}, calls=same)))
 
 
-def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition():
+def test_a_sum_of_0_does_not_count_as_a_failed_condition():
     condition = {"calls": {"on": "right", "at_least": 0.0}}
     calls = [[1, -1], [0, 1, 1], [1]]
     settings = {"gdpo": {"whiten": "none", "conditions": condition}}
@@ -169,12 +175,12 @@ def test_a_sum_that_is_0_is_not_taken_for_a_failed_condition():
         ({"gdpo": {"variant": "dvao"}}, None, CALLS, r"gdpo\.variant: 'dvao' uses"),
     ],
 )
-def test_what_cannot_be_is_refused(config, tokens, calls, found):
+def test_impossible_per_turn_settings_and_rewards_are_rejected(config, tokens, calls, found):
     with pytest.raises(ValueError, match=found):
         of(config, tokens, calls)
 
 
-def test_only_variants_that_read_z_alone_take_turns():
+def test_only_variants_that_use_nothing_but_z_accept_per_turn_credit():
     taken = [name for name, variant in VARIANTS.items() if variant.reads_only_z]
     assert taken == ["gdpo", "mo_grpo", "rvpo", "mgda"]
     for name in taken:
@@ -183,7 +189,7 @@ def test_only_variants_that_read_z_alone_take_turns():
 
 
 @pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)
-def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns):
+def test_the_text_next_to_a_sum_is_read_as_the_list_that_it_stores(turns):
     objective = GdpoConfig().resolve([Component("calls", by_turn=True)])
     written = with_numbers({"calls": turns, "note": "kept"}, objective)
     assert written["calls"] == (sum(each or 0 for each in turns) if turns and any(turns) else None)
@@ -192,10 +198,10 @@ def test_the_text_beside_a_sum_is_read_as_the_list_that_it_was(turns):
     assert (None if read is None else as_written(read)) == turns
 
 
-def test_a_declaration_by_turn():
+def test_a_component_can_be_declared_per_turn():
     @declares("right", Component("calls", 0, 1), by_turn=("calls", "more"))
     def reward():
-        """Of nothing."""
+        """Return an empty dict; only the declaration of this function matters."""
 
     declared = declared_components(reward)
     assert [(each.name, each.by_turn) for each in declared] == [
@@ -207,6 +213,6 @@ def test_a_declaration_by_turn():
         Component("calls", by_turn=True),
     )
     objective = GdpoConfig().resolve(declared)
-    # The range of one turn is none of the sum.
+    # The declared range is that of one turn, and does not hold for the sum.
     assert objective.ranges == {}
     assert objective.credits_turns

@@ -1,4 +1,4 @@
-"""A variant that is a function of one's own: the page's ten lines, and broken ones."""
+"""A user's own function as a variant: the ten lines of the page, and functions with faults."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from gdpo_verl.advantage import decompose, find_variant, validate_variant
 
 @pytest.fixture
 def my_module(tmp_path, monkeypatch):
-    """The ten lines of docs/choose_variant.md as a module that can be imported."""
+    """Write the ten lines of docs/choose_variant.md as a module that can be imported."""
     page = (Path(__file__).parents[2] / "docs/choose_variant.md").read_text(encoding="utf-8")
     found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
     assert found is not None
@@ -22,7 +22,7 @@ def my_module(tmp_path, monkeypatch):
     return tmp_path / "my_module.py"
 
 
-def test_the_page_s_ten_lines_are_a_variant(my_module):
+def test_the_ten_lines_of_the_page_are_a_variant(my_module):
     assert len(my_module.read_text().splitlines()) <= 10
     address = "pkg://my_module:my_variant"
     found = advantages(EXAMPLE, variant=address, more=0.5, whiten="none")
@@ -32,7 +32,9 @@ def test_the_page_s_ten_lines_are_a_variant(my_module):
 
 
 @pytest.mark.parametrize("folder", ["", "./", "{}/"])
-def test_a_file_in_the_working_directory_or_elsewhere_has_a_variant(folder, my_module, monkeypatch):
+def test_a_variant_can_be_in_a_file_of_the_working_directory_or_elsewhere(
+    folder, my_module, monkeypatch
+):
     monkeypatch.chdir(my_module.parent)
     address = f"{folder.format(my_module.parent)}my_module.py:my_variant"
     variant = find_variant(address)
@@ -99,7 +101,8 @@ def works_on_a_copy(d):
         ("too_many", r"expected a tensor of shape \(9,\), one number per response, found \(9, 2\)"),
         ("no_tensor", r"one number per response, found float"),
         ("raises", "AttributeError: .*'term'"),
-        ("divides", "ZeroDivisionError"),  # by the tokens of an empty response
+        # divides by the number of tokens, which is 0 for an empty response
+        ("divides", "ZeroDivisionError"),
         ("doubles_terms", r"modifies terms .*, terms\.clone\(\)"),
         ("fills_unscored", "modifies normalized"),
         ("shifts_rewards", "modifies rewards"),
@@ -108,14 +111,14 @@ def works_on_a_copy(d):
         ("writes_with_numpy", "modifies terms"),
     ],
 )
-def test_a_broken_function_is_refused_with_the_key(function, message, my_module):
+def test_a_broken_function_is_rejected_with_the_key(function, message, my_module):
     my_module.write_text(BROKEN)
     variant = find_variant(f"pkg://my_module:{function}", "algorithm.gdpo.variant")
     with pytest.raises(ValueError, match=rf"^algorithm\.gdpo\.variant: '{function}'.*{message}"):
         validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
 
 
-def test_a_function_may_modify_a_copy(my_module):
+def test_a_function_may_modify_a_copy_of_its_input(my_module):
     my_module.write_text(BROKEN)
     variant = find_variant("pkg://my_module:works_on_a_copy")
     validate_variant(variant, "algorithm.gdpo.variant", weights=[1.0, 1.0])
@@ -135,7 +138,7 @@ def test_a_function_may_modify_a_copy(my_module):
         ("my_module:my_variant", "expected one of .* or FILE.py:function"),
     ],
 )
-def test_an_address_without_a_function_is_refused(address, message, my_module, monkeypatch):
+def test_an_address_without_a_function_is_rejected(address, message, my_module, monkeypatch):
     monkeypatch.chdir(my_module.parent)
     with pytest.raises(ValueError, match=f"^algorithm.gdpo.variant: .*{message}"):
         find_variant(address, "algorithm.gdpo.variant")

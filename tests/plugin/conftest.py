@@ -1,4 +1,4 @@
-"""What runs inside verl: no hub, a patient Ray, a queue."""
+"""Fixtures for code that runs inside verl: no hub, a Ray with time to start, and a queue."""
 
 from trainings import no_hub as no_hub
 from trainings import queue as queue

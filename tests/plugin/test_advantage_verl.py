@@ -1,4 +1,4 @@
-"""The estimator against verl's own functions, where they agree and where not."""
+"""The estimator against verl's own functions: where both agree, and where they differ."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from gdpo_verl import gdpo_advantages, grpo_advantages
 
 
 def random_batch(seed, amplitudes):
-    """Normal rewards, interleaved groups of 2 to 6 as verl has them, and masks with holes."""
+    """Draw normal rewards, interleaved groups of 2 to 6 as in verl, and masks with holes."""
     generator = torch.Generator().manual_seed(seed)
     groups = [f"uid-{size}" for size in range(2, 7) for _ in range(size)]
     order = torch.randperm(len(groups), generator=generator).tolist()
@@ -23,7 +23,7 @@ def random_batch(seed, amplitudes):
 def verls_gdpo(rewards, groups, mask, weights, scale):
     columns = {f"r{k}": column.numpy() for k, column in enumerate(rewards.unbind(dim=1))}
     prompts = torch.ones(len(rewards), 2, dtype=torch.int64)
-    # verl puts each reward on the last attended token, so tool output is attended too.
+    # verl puts each reward on the last attended token, and tool output is attended as well.
     last = (mask * torch.arange(1, mask.shape[1] + 1)).amax(1, keepdim=True)
     attended = (torch.arange(mask.shape[1]) < last).long()
     return core_algos.compute_gdpo_outcome_advantage(
@@ -65,8 +65,9 @@ def test_grpo_equals_verls_grpo(seed, scale):
     torch.testing.assert_close(found, verls_grpo(*batch, scale), atol=5e-6, rtol=0.0)
 
 
-def test_unlike_verls_grpo_a_group_of_one_is_zero_and_a_constant_one_is_no_rounding():
-    # Where verl's GDPO differs is the row of verl in docs/semantics.md (test_conformance.py).
+def test_unlike_verls_grpo_groups_of_one_and_constant_groups_are_exactly_zero():
+    # The row of verl in docs/semantics.md lists the differences of verl's GDPO
+    # (test_conformance.py).
     rewards = torch.tensor([[50.0], [1.0], [0.0], *[[100.1]] * 7])
     groups, mask = np.array(["a", "b", "b", *["c"] * 7], dtype=object), torch.ones(10, 1).long()
     theirs = verls_grpo(rewards, groups, mask)[:, 0]

@@ -1,4 +1,4 @@
-"""Batches as the trainer has them: padding, sessions with several outputs, missing scores."""
+"""Batches of the trainer: padding, sessions with several outputs, and missing scores."""
 
 import math
 from decimal import Decimal
@@ -31,7 +31,7 @@ def infos(*rows):
 
 
 def of_one_prompt(*rows, **settings):
-    """A batch of one prompt, each row another session of one token."""
+    """Return a batch of one prompt, in which each row is another session of one token."""
     names = [f"u_{row}_0" for row in range(len(rows))]
     handed = RewardRows(objective(**settings), rows, names)
     return RewardBatch.of(handed, ["u"] * len(rows), torch.ones(len(rows)))
@@ -65,7 +65,7 @@ def test_a_last_output_without_tokens_keeps_its_session_alive():
     ("value", "expected"),
     [(3.0, 3), (np.int64(3), 3), ("late", None), (10**400, None), (NAN, None)],
 )
-def test_a_parse_error_is_a_number_or_not_known(value, expected):
+def test_a_parse_error_is_a_number_or_unknown(value, expected):
     info = {"format": 1.0, "correctness": 1.0, "parse_error": value}
     assert of_one_prompt(info).parse_errors == [expected]
 
@@ -87,13 +87,13 @@ def test_a_parse_error_is_a_number_or_not_known(value, expected):
         (Decimal("0.25"), 0.25),
     ],
 )
-def test_numbers_are_read_and_none_and_nan_mean_not_scored(value, expected):
+def test_numbers_are_read_while_none_and_nan_mean_not_scored(value, expected):
     found = read_components([{"format": value, "correctness": 4.0}], objective(), ["u_0_0"])
     assert found.dtype == torch.float64
     assert found[0].tolist() == pytest.approx([expected, 4.0], abs=0, rel=0, nan_ok=True)
 
 
-def test_columns_are_in_the_order_of_the_objective_whatever_may_be_absent():
+def test_columns_have_the_order_of_the_objective_even_if_a_component_is_absent():
     found = read_components([{"format": 1.0}, {"format": 0.0, "correctness": 2}], objective(), "ab")
     assert found.isnan().tolist() == [[False, True], [False, False]]
     wanted = objective(reward_keys=("correctness", "format"))
@@ -110,19 +110,19 @@ UNREADABLE = [
     ({"format": -math.inf}, NO_NUMBER),
     ({"format": 10**400}, NO_NUMBER),
     ({"format": np.array([1.0, 2.0])}, NO_NUMBER + r".* declared: @declares\(\.\.\., by_turn="),
-    ({"format": 9e307}, NO_NUMBER + r".*at most 1e\+300"),  # too large to be added
+    ({"format": 9e307}, NO_NUMBER + r".*at most 1e\+300"),  # too large for a sum
     ({"score": 1.0}, r".* no 'format' for row u_1_0, only \['score'\]\. Return it"),
     ({}, r".* no 'format' for row u_1_0, only \[\]\. An agent loop"),
 ]
 
 
 @pytest.mark.parametrize(("info", "message"), UNREADABLE)
-def test_what_is_no_finite_number_is_refused_with_key_row_and_remedy(info, message):
+def test_a_reward_that_is_no_finite_number_is_rejected_with_key_row_and_remedy(info, message):
     with pytest.raises(ValueError, match=rf"(?s)^algorithm\.gdpo_reward_keys: {message}"):
         read_components([GOOD, info], objective(), ["u_0_0", "u_1_0"])
 
 
-def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding():
+def test_a_bad_row_after_padding_is_named_by_its_own_key():
     infos_of_rows = [GARBAGE, *infos((1.0, 1.0), ("bad", 1.0))]
     names, padding = ["pad", "u_0_0", "u_1_0"], [True, False, False]
     rows = RewardRows(objective(), infos_of_rows, names, padding)
@@ -134,7 +134,7 @@ def test_a_bad_row_of_a_batch_is_named_by_its_own_key_behind_padding():
     "value",
     [0.7, np.float32(0.7), np.float16(0.7), torch.tensor(0.7).half(), torch.tensor(0.7).bfloat16()],
 )
-def test_a_reward_written_as_the_threshold_meets_it(value):
+def test_a_reward_written_like_the_threshold_reaches_it(value):
     condition = {"correctness": {"on": "format", "at_least": 0.7}}
     batch = of_one_prompt(*infos((value, 1.0), (0.699, 1.0)), conditions=condition)
     assert batch.decomposition.rewards[:, 1].tolist() == [1.0, 0.0]
@@ -152,7 +152,7 @@ def test_a_reward_manager_gets_a_copy_of_the_row():
 
 
 def judged(answer):
-    """Score a row whose judge answers so with verl's `rate_limited` manager."""
+    """Score a row with verl's `rate_limited` manager, with a judge that answers in this way."""
     import asyncio
 
     from omegaconf import OmegaConf
@@ -197,14 +197,14 @@ def test_a_component_named_acc_is_not_scored_either():
     assert (float(found[0, 0]), found[1, 0].isnan().item()) == (1.0, True)
 
 
-def test_a_judge_that_fails_for_most_ends_the_training():
+def test_a_judge_that_fails_for_most_responses_ends_the_run():
     batch = of_one_prompt(SCORED, judged(OSError("connection refused")), judged("late"))
     with pytest.raises(RewardErrors, match=r"2 of 3 responses .* reports 'timeout'\. Check"):
         batch.check_errors()
     assert batch.error_share == pytest.approx(2 / 3)
 
 
-def test_neither_a_condition_nor_an_earlier_output_is_a_failure_of_the_judge():
+def test_a_failed_condition_and_an_earlier_output_do_not_count_as_failures_of_the_judge():
     declared = [Component("format", optional=True), Component("judge", most_unscored=0.0)]
     condition = {"judge": {"on": "format", "at_least": 1.0}}
     names = ["u_0_0", "u_0_1", "u_1_0", "u_2_0"]

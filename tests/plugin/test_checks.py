@@ -1,4 +1,4 @@
-"""The one list of checks, and the page that explains what they reject."""
+"""The list of checks, and the page that explains what they reject."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_the_settings_page_explains_every_check_in_the_order_of_the_list():
     assert list(CHECKS) == list(Moment)
 
 
-def test_a_verl_that_does_not_fit_rejects_gdpo_alone(monkeypatch):
+def test_a_verl_that_does_not_fit_rejects_only_gdpo(monkeypatch):
     monkeypatch.setattr(contract, "first_violation", lambda: "verl lacks something")
     wrong = {"conditoins": {}}
     with pytest.raises(ValueError, match=r"^algorithm\.adv_estimator=gdpo: verl lacks something$"):
@@ -30,7 +30,7 @@ def test_a_verl_that_does_not_fit_rejects_gdpo_alone(monkeypatch):
     check_run(Run(recipe("grpo", **wrong)), Moment.KEYS)
 
 
-def test_the_checks_of_other_moments_are_left_out():
+def test_checks_of_other_moments_do_not_run():
     config = recipe()
     config.actor_rollout_ref.rollout.n = 1
     check_run(Run(config), Moment.KEYS)

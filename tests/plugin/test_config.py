@@ -1,4 +1,4 @@
-"""The settings: what is read, what is refused by its full name, what a reward must return."""
+"""The settings: which are read, which are rejected by full name, what a reward must return."""
 
 import re
 
@@ -15,7 +15,7 @@ CORRECTNESS = Component("correctness", -3, 3)
 LENGTH = Component("length", 0, 1, optional=True)
 BOTH = [FORMAT, CORRECTNESS]
 
-# As verl's own node has it, gdpo's keys among many others.
+# A node `algorithm` like verl's, with keys of gdpo among many others.
 FULL = {
     "adv_estimator": "gdpo",
     "gamma": 1.0,
@@ -50,7 +50,7 @@ def test_every_key_is_read(kind):
         OmegaConf.create({"gdpo_reward_weights": None, "gdpo": {"conditions": None}}),
     ],
 )
-def test_what_is_not_given_has_the_documented_default(algorithm):
+def test_absent_settings_have_the_documented_defaults(algorithm):
     found = GdpoConfig.from_algorithm(algorithm)
     assert found == GdpoConfig(
         None, None, {}, True, "gdpo", {}, None, {}, {}, EstimatorSettings(epsilon=1e-6)
@@ -62,12 +62,12 @@ TURNED = f"{{{KEYS}: [correctness, format], {WEIGHTS}: [2, -1e300]}}"
 
 
 def read(text):
-    """The settings of an `algorithm` section as a recipe writes it."""
+    """Read the settings of an `algorithm` section that a recipe could have."""
     return GdpoConfig.from_algorithm(OmegaConf.create(text))
 
 
-def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
-    # YAML 1.1 takes an unquoted on for true.
+def test_keys_and_values_that_yaml_changes_are_restored():
+    # YAML 1.1 reads an unquoted on as true.
     for key in ("on", "'on'"):
         config = read(f"gdpo: {{conditions: {{length: {{{key}: correctness, at_least: 1.0}}}}}}")
         assert config.conditions == {"length": {"on": "correctness", "at_least": 1.0}}
@@ -78,9 +78,10 @@ def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
 @pytest.mark.parametrize(
     ("settings", "declared", "expected"),
     [
-        # What is declared, whatever else is returned, and although the optional one is not.
+        # The declared components count, whatever else is returned, and even if an optional one is
+        # not returned.
         ("{}", [*BOTH, LENGTH], {"format": 1.0, "correctness": 1.0, "length": 1.0}),
-        # A weight by name needs no keys, and may switch off or turn round.
+        # Weights by name need no list of keys. A weight may be 0 or negative.
         (f"{WEIGHTS}: {{format: 0.5}}", BOTH, {"format": 0.5, "correctness": 1.0}),
         (f"{WEIGHTS}: {{format: 0}}", BOTH, {"format": 0.0, "correctness": 1.0}),
         (
@@ -88,12 +89,12 @@ def test_what_yaml_makes_of_a_key_or_a_value_is_undone():
             BOTH,
             {"format": -1.0, "correctness": 1.0},
         ),
-        # Named components give the order, and a list of weights follows it.
+        # The list of keys determines the order, which a list of weights follows.
         (TURNED, [FORMAT, LENGTH, CORRECTNESS], {"correctness": 2.0, "format": -1e300}),
         (TURNED, [], {"correctness": 2.0, "format": -1e300}),
     ],
 )
-def test_components_are_those_named_or_declared_with_their_weights(
+def test_components_are_the_named_or_the_declared_ones_with_their_weights(
     settings, declared, expected, returned
 ):
     objective = read(settings).resolve(declared, returned)
@@ -102,7 +103,7 @@ def test_components_are_those_named_or_declared_with_their_weights(
     assert objective.optional == {part.name for part in declared if part.optional}
 
 
-def test_neither_declared_nor_named_is_refused_with_what_was_returned():
+def test_components_neither_declared_nor_named_are_rejected_with_the_returned_keys():
     with pytest.raises(ValueError, match=rf"^algorithm\.{KEYS}: the reward declares no comp"):
         GdpoConfig().resolve([])
     with pytest.raises(ValueError, match=r"although it returns \['score', 'format'\]"):
@@ -126,7 +127,7 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read():
     objective = found.resolve(DECLARED)
     assert objective.gate == Gate(0, "failed")
     assert objective.weights_at(50) == (1.0, 0.25)
-    assert objective.weights == (1.0, 1.0)  # the score's
+    assert objective.weights == (1.0, 1.0)  # the weights of the score
     gate = read("gdpo: {gate: {on: correctness}}").resolve(DECLARED).gate
     assert gate == Gate(0, "constant")
 
@@ -137,12 +138,12 @@ def test_a_variant_with_its_settings_a_gate_and_a_schedule_are_read():
         (-3, 3, {"r": (-3.0, 3.0)}),
         # No lower end.
         (None, 1.0, {}),
-        # Of numpy.
+        # A number of NumPy.
         (1, np.int64(2), {"r": (1.0, 2.0)}),
         (1.0, 1.0, {}),
     ],
 )
-def test_only_declared_finite_ranges_are_carried(low, high, expected):
+def test_only_declared_finite_ranges_are_passed_on(low, high, expected):
     declared = [Component("r", low, high), Component("unused", 0, 1)]
     assert read(f"{{{KEYS}: [r, named]}}").resolve(declared).ranges == expected
 
@@ -162,7 +163,7 @@ def test_a_schedule_is_a_function_of_the_global_step(schedule, expected):
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-def test_the_outcome_is_the_gate_s_else_the_conditions_else_a_usual_name():
+def test_the_outcome_is_that_of_the_gate_else_of_all_conditions_else_has_a_usual_name():
     declared = [Component("solved"), Component("length"), CORRECTNESS]
     condition = {"length": {"on": "solved", "at_least": 1.0}}
     assert GdpoConfig().resolve(declared).outcome_column == 2
@@ -182,7 +183,7 @@ UNKNOWN = r"\.zzz: unknown key; known are \['variant', 'whiten', .* names of var
 MODULE = r"\.x: expected pkg://module:function or FILE\.py:function, or it as \{function"
 RANK = "pkg://gdpo_verl.rewards.derived:rank"
 NEGATIVE = "{length: -0.5}"
-# A key, what it may not be, and how the message goes on behind the key.
+# A key, a value that is rejected, and the message after the key.
 REFUSED = [
     ("gdpo", "{zzz: 1.0}", UNKNOWN),
     ("gdpo", "token", ": expected a mapping"),
@@ -266,7 +267,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("key", "value", "message"), REFUSED)
-def test_a_bad_setting_is_refused_with_its_full_key(key, value, message):
+def test_a_bad_setting_is_rejected_with_its_full_key(key, value, message):
     for part in reversed(key.split(".")):
         value = f"{{{part}: {value}}}"
     with pytest.raises(ValueError, match=rf"^algorithm\.{re.escape(key)}{message}"):
@@ -284,11 +285,11 @@ def test_a_bad_setting_is_refused_with_its_full_key(key, value, message):
         f"gdpo: {{variant: dara}}, {WEIGHTS}: {NEGATIVE}",
     ],
 )
-def test_what_is_nearly_refused_is_taken(settings):
+def test_unusual_but_valid_settings_are_accepted(settings):
     read(f"{{{settings}}}").resolve(DECLARED)
 
 
-def test_a_component_that_the_reward_does_not_return_is_refused():
+def test_a_component_that_the_reward_does_not_return_is_rejected():
     both = ["score", "format"]
     with pytest.raises(ValueError, match=r"^algorithm\.gdpo_reward_keys: 'formt' is .* Did you"):
         read(f"{KEYS}: [formt]").resolve([], both)
@@ -296,7 +297,7 @@ def test_a_component_that_the_reward_does_not_return_is_refused():
         GdpoConfig().resolve(BOTH, both)
 
 
-def test_what_a_schedule_or_a_variant_cannot_have_is_refused():
+def test_impossible_settings_of_a_schedule_or_a_variant_are_rejected():
     scheduled = f"schedule: {{length: {RAMP}}}"
     with pytest.raises(
         ValueError, match=r"weights: the variant 'rvpo' is not defined with different weights"
@@ -309,7 +310,7 @@ def test_what_a_schedule_or_a_variant_cannot_have_is_refused():
         read("gdpo: {variant: sa_mrpo}").resolve([CORRECTNESS, Component("length", 0)])
 
 
-def test_targets_are_given_by_name():
+def test_targets_are_set_by_name():
     found = read("gdpo: {variant: sa_mrpo, sa_mrpo: {targets: {length: 0.9}}}").resolve(DECLARED)
     assert found.settings_at(1).variant.settings["targets"] == [None, 0.9]
     bad = {
@@ -324,7 +325,7 @@ def test_targets_are_given_by_name():
             read(f"gdpo: {{variant: sa_mrpo, sa_mrpo: {settings}}}").resolve(DECLARED)
 
 
-def test_a_condition_on_a_penalty_is_warned_of(caplog):
+def test_a_condition_on_a_penalty_raises_a_warning(caplog):
     conditions = {"length": {"on": "format", "at_least": 1}}
     config = GdpoConfig.from_algorithm({"gdpo": {"conditions": conditions}})
     config.resolve([FORMAT, Component("length", -1, 1)])

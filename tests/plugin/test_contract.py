@@ -1,4 +1,4 @@
-"""The table of what we use of verl: the installed one keeps it, and one that does not is named."""
+"""The contract with verl: the installed verl keeps it, and a difference of another one is named."""
 
 import re
 import shutil
@@ -43,7 +43,7 @@ def test_installed_verl_keeps_the_contract():
         (ALGOS, "ADV_ESTIMATOR_REGISTRY", "ESTIMATORS", "ADV_ESTIMATOR_REGISTRY is not there"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path, file, old, new, problem):
+def test_a_function_that_does_not_fit_is_named(tmp_path, file, old, new, problem):
     root = tmp_path / "verl"
     for module in CONTRACT:
         path = Path(*module.split(".")).with_suffix(".py")
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_named(tmp_path, file, old, new, problem):
 
 
 @pytest.mark.parametrize("package", contract.WRITTEN)
-def test_installed_packages_write_what_is_read_from_logs_and_file_names(package):
+def test_installed_packages_contain_the_texts_that_are_read_from_logs_and_file_names(package):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     assert violations(source_of(package), contract.WRITTEN[package]) == []
@@ -69,7 +69,7 @@ def test_text_that_is_no_longer_written_is_named():
     assert problem.endswith("PPOTrainer.fit does not write 'Step 1 of '")
 
 
-def test_what_is_read_from_logs_and_file_names_is_in_the_contract():
+def test_all_texts_that_are_read_from_logs_and_file_names_are_in_the_contract():
     dependencies = []
     for modules in contract.WRITTEN.values():
         for listed in modules.values():
@@ -94,7 +94,7 @@ def test_what_is_read_from_logs_and_file_names_is_in_the_contract():
     assert set(fields) <= written
 
 
-def test_module_that_is_gone_is_named():
+def test_a_missing_module_is_named():
     contract_of_v9 = {"trainer.ppo.v9": [Dependency("fit")]}
     assert violations(VERL, contract_of_v9) == ["verl.trainer.ppo.v9.fit is not there"]
     assert violations(VERL, contract_of_v9, ["trainer.ppo.v9"]) == []
@@ -104,7 +104,7 @@ def test_module_that_is_gone_is_named():
     "line",
     ["from verl.here.moved import compute as advantage", "from .moved import compute as advantage"],
 )
-def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(tmp_path, line):
+def test_a_function_that_moved_is_found_if_its_old_module_imports_it(tmp_path, line):
     package = tmp_path / "verl/here"
     package.mkdir(parents=True)
     (package / "before.py").write_text(f"{line}\n")
@@ -114,7 +114,7 @@ def test_a_function_that_moved_and_is_imported_where_it_was_is_followed(tmp_path
     assert not violations(tmp_path / "verl", {"here.before": [Dependency("advantage", "data ...")]})
 
 
-def test_every_function_that_is_wrapped_is_in_the_contract():
+def test_every_wrapped_function_is_in_the_contract():
     wrapped = {
         name
         for path in (PACKAGE / "plugin").rglob("*.py")
@@ -127,7 +127,7 @@ def test_every_function_that_is_wrapped_is_in_the_contract():
         for use in uses
         for word in f"{use.name} {use.reads}".replace(".", " ").split()
     }
-    assert wrapped - {"TCPStore"} <= known  # torch's
+    assert wrapped - {"TCPStore"} <= known  # a class of torch
 
 
 MISFIT = """
@@ -148,7 +148,7 @@ print("@" + json.dumps({
 """
 
 
-def test_verl_that_does_not_fit_gets_an_estimator_that_explains_and_nothing_else(
+def test_a_verl_that_does_not_fit_gets_only_an_estimator_that_explains_the_reason(
     tmp_path,
 ):
     shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Deaths of processes, told from Ray's and torch's own words."""
+"""Deaths of processes, recognised by the messages of Ray and torch."""
 
 from textwrap import indent
 
@@ -7,7 +7,7 @@ import pytest
 from gdpo_verl.lab.run.log import describe_log
 from gdpo_verl.plugin.watch import deaths
 
-# As Ray 2.60 prints it in the log of a driver.
+# Ray 2.60 prints this into the log of a driver.
 DEATH = """\
 ray.exceptions.ActorDiedError: The actor died unexpectedly.
 \tclass_name: {actor}
@@ -19,14 +19,14 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 detail: Worker unexpectedly exits.
 """
 DEATH_OF_THE_TRAINER = DEATH.format(actor="TaskRunnerV1", pid=30000, name="")
-# With colours and the process that prints it.
+# The line with colours and the name of the process that prints it.
 DEATH_OF_A_REWARD_WORKER = indent(
     DEATH.format(actor="RewardLoopWorker", pid=30228, name="name: reward_loop_worker_0\n\t"),
     "\x1b[36m(AgentLoopWorkerTQ pid=9)\x1b[0m ",
 )
 
 
-def test_first_death_in_a_log_is_named_and_what_follows_it_is_not():
+def test_the_first_death_in_a_log_is_named_and_later_ones_are_not():
     killed = "on 192.0.2.2), its process was killed or crashed"
     assert describe_log(DEATH_OF_THE_TRAINER + DEATH_OF_A_REWARD_WORKER) == (
         f"a reward worker died: reward_loop_worker_0 (pid 30228 {killed}"
@@ -44,12 +44,12 @@ def test_first_death_in_a_log_is_named_and_what_follows_it_is_not():
             "exit type: NODE_OUT_OF_MEMORY, low on memory",
             "Ray ended it, its node ran out of memory",
         ),
-        # It was to end.
+        # This process was supposed to end.
         ("The actor is dead because it was killed by `ray.kill`.", None),
         ("its worker process has died. Worker exit type: INTENDED_SYSTEM_EXIT", None),
     ],
 )
-def test_cause_of_a_death_is_ray_s(cause, words):
+def test_the_cause_of_a_death_comes_from_ray(cause, words):
     block = f"\tclass_name: WorkerDict\n\tactor_id: ad\n\tip: 10.0.0.3\n{cause}"
     worker = "a training worker (FSDP or Megatron) died: WorkerDict on 10.0.0.3"
     said = words and f"{worker}, {words}"
@@ -57,13 +57,13 @@ def test_cause_of_a_death_is_ray_s(cause, words):
     assert describe_log(f"{block}\nValueError: algorithm.gdpo.whiten: wrong\n") == said
 
 
-def test_what_the_trainer_says_of_a_death_comes_before_ray_s_words():
+def test_the_trainers_message_about_a_death_takes_precedence_over_rays():
     said = "a vLLM engine died: EngineCore_DP0 (killed by SIGKILL) of vllm_server_1_0"
     for line in (f"gdpo-verl: {said}", f"\x1b[36m(TaskRunnerV1 pid=3)\x1b[0m RuntimeError: {said}"):
         assert describe_log(f"{DEATH_OF_THE_TRAINER}{line}\nmore\n") == said
 
 
-def test_worker_that_ray_ended_for_memory_is_a_death():
+def test_a_worker_that_ray_ended_for_lack_of_memory_counts_as_a_death():
     log = (
         "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on "
         "memory. Memory on the node (IP: 192.0.2.2, ID: 1277) was 21.54GB used / 23.54GB limit"

@@ -1,4 +1,4 @@
-"""Rollout dumps: which steps and prompts, and the columns that verl's own call gets."""
+"""Rollout dumps: the dumped steps and prompts, and the columns that verl's own call gets."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ from gdpo_verl.plugin.step.dumps import Dump, DumpSettings, log_rollout_data
         ({"rollout_data_dir": "r", "rollout_dump_freq": -1}, []),
     ],
 )
-def test_rollouts_are_dumped_every_so_many_steps(settings, steps):
+def test_rollouts_are_dumped_at_the_configured_steps(settings, steps):
     dumps = DumpSettings.of(settings)
     assert [step for step in range(1, 7) if dumps.has(step)] == steps
 
@@ -30,7 +30,7 @@ def test_rollouts_are_dumped_every_so_many_steps(settings, steps):
     ("key", "value"),
     [("rollout_dump_freq", "often"), ("rollout_dump_prompts", 0), ("rollout_dump_freq", True)],
 )
-def test_wrong_dump_settings_are_refused_by_key(key, value):
+def test_wrong_dump_settings_are_rejected_with_their_key(key, value):
     with pytest.raises(ValueError, match=rf"trainer\.{key}: expected a number"):
         DumpSettings.of({key: value})
 
@@ -59,7 +59,7 @@ def test_verl_dumps_the_rows_of_the_chosen_prompts(settings, keys):
 
 
 def kept():
-    """The dump of one mini-batch of two rows."""
+    """Return the dump of one mini-batch of two rows."""
     objective = GdpoConfig(reward_keys=("length",)).resolve([])
     keys = ["u_0_0", "u_1_0"]
     rows = RewardRows(objective, [{"length": 1.0}, {"length": 0.0}], keys, global_step=1)
@@ -76,7 +76,7 @@ COLUMNS = {
 }
 
 
-def test_columns_are_added_to_verls_and_given_once():
+def test_columns_are_added_to_those_of_verl_only_once():
     infos = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
     dump = kept()
     for other in ({}, {"uid": ["of validation"]}):

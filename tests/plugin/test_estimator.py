@@ -1,4 +1,4 @@
-"""The estimator as verl calls it: in trainers with our hooks, and in those without them."""
+"""The estimator as verl calls it, in trainers with the hooks of the plug-in and without them."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def rewards():
 
 
 def computed(config, **components):
-    """The advantages of verl's own function, which fully_async and one_step_off call."""
+    """Return the advantages of verl's own function, which fully_async and one_step_off call."""
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
@@ -60,14 +60,14 @@ WHOLE = {
         ),
     ],
 )
-def test_the_configuration_counts_for_components_that_are_handed_over(config, conditions, options):
+def test_components_that_verl_passes_are_weighted_by_the_configuration(config, conditions, options):
     found = computed(config, format=FORMAT, correctness=CORRECT)
     conditioned = apply_conditions(rewards(), KEYS, conditions)
     expected = gdpo_advantages(conditioned, UIDS, MASK, **options)
     torch.testing.assert_close(found, expected.float())
 
 
-def test_without_a_configuration_it_says_what_is_missing():
+def test_without_a_configuration_the_estimator_names_what_is_missing():
     message = "(?s)expected the reward components.*config and non_tensor_batch"
     with pytest.raises(RuntimeError, match=message):
         computed(None, format=FORMAT)

@@ -1,4 +1,4 @@
-"""verl's trainers without a TransferQueue: the legacy one, fully_async and one_step_off."""
+"""verl's trainers without a TransferQueue: the legacy trainer, fully_async and one_step_off."""
 
 import contextvars
 from typing import Any
@@ -17,7 +17,7 @@ COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3,
 
 @pytest.fixture(autouse=True)
 def own_context(monkeypatch):
-    """Each test begins in a process that has seen no trainer."""
+    """Restore the state of a process that has created no trainer."""
     from gdpo_verl.plugin.step import estimator
 
     fresh = contextvars.ContextVar[Any]("trainer", default=None)
@@ -25,7 +25,7 @@ def own_context(monkeypatch):
 
 
 def separate(config):
-    """The base class of fully_async's and one_step_off's trainers, before its advantages."""
+    """Make the base class of the trainers of fully_async and one_step_off."""
     from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 
     OmegaConf.update(config, "rollout", {"nnodes": 1, "n_gpus_per_node": 1}, force_add=True)
@@ -67,7 +67,7 @@ def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_
     assert metrics["critic/score/mean"] == pytest.approx(0.5 - 8 / 6 + 3 / 6)
     assert "the score is 7, but the weighted sum" in caplog.text
     assert metrics["gdpo/correctness/constant_groups"] == 0.5
-    # verl's file tracker writes plain numbers alone.
+    # verl's file tracker can write only plain numbers.
     assert {type(v) for k, v in metrics.items() if k.startswith(("gdpo/", "rewards/"))} == {float}
     assert ("gdpo/whiten_shift" in metrics) == (adv_estimator == "gdpo")
     if adv_estimator == "gdpo":
@@ -76,7 +76,7 @@ def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_
         torch.testing.assert_close(data.batch["advantages"], expected)
 
 
-def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone():
+def test_a_run_without_settings_of_gdpo_gets_only_verls_metrics():
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     config = recipe("grpo")
@@ -97,14 +97,16 @@ def test_a_run_that_asks_for_nothing_gets_verls_metrics_alone():
         ),
     ],
 )
-def test_what_has_no_effect_there_is_refused_before_ray_and_at_the_first_step(change, expected):
+def test_settings_without_effect_are_rejected_before_ray_starts_and_at_the_first_step(
+    change, expected
+):
     from verl.trainer import main_ppo
 
     config = recipe()
     for key, value in change.items():
         OmegaConf.update(config, key, value, force_add=True)
     trainer = separate(config)
-    # fully_async starts Ray by this function, and calls no validation.
+    # fully_async starts Ray with this function, and does not call verl's validation.
     with pytest.raises(ValueError, match=expected):
         main_ppo.run_ppo(config, task_runner_class=None)
     with pytest.raises(ValueError, match=expected):

@@ -1,4 +1,4 @@
-"""Sockets of a training on one machine, and the upstream code for which each departure is made."""
+"""The sockets of a run on one machine, and the upstream code that makes each change necessary."""
 
 import os
 
@@ -11,7 +11,7 @@ from gdpo_verl.upstream import loopback
 
 
 def addresses(port):
-    """Where this process listens at a port."""
+    """Return the addresses at which this process listens on a port."""
     listening = [
         each
         for each in psutil.Process().net_connections("tcp")
@@ -20,7 +20,7 @@ def addresses(port):
     return {each.laddr.ip for each in listening if each.laddr.port == port}
 
 
-def test_store_of_one_machine_is_at_its_loopback_address_alone():
+def test_the_store_of_a_single_machine_listens_only_at_the_loopback_address():
     arguments = {"host_name": "127.0.0.1", "world_size": 1, "is_master": True, "multi_tenant": True}
     store = TCPStore(**loopback.store_arguments(arguments | {"port": 0}))
     assert addresses(store.port) == {"127.0.0.1"}
@@ -28,12 +28,12 @@ def test_store_of_one_machine_is_at_its_loopback_address_alone():
     # A second group shares the store.
     again = TCPStore(**loopback.store_arguments(arguments | {"port": store.port}))
     assert again.get("key") == b"value"
-    # torch's own is reachable from everywhere.
+    # Without the change, torch's store is reachable from other machines.
     alone = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert addresses(alone.port) <= {"::", "0.0.0.0"}
 
 
-def test_ray_that_a_training_starts_is_at_the_loopback_address(monkeypatch):
+def test_ray_that_a_run_starts_listens_at_the_loopback_address(monkeypatch):
     environment = {"VLLM_HOST_IP": "10.0.0.1"}
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)

@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="u
 
 
 def emitted():
-    """The names of one batch's metrics, with <component> and <variant> in place of the names."""
+    """Return the names of one batch's metrics, with <component> and <variant> instead of names."""
     component = Component("format", 0, 1)
     objective = GdpoConfig(
         variant="dara",
@@ -53,18 +53,18 @@ def emitted():
     }
 
 
-def test_emitted_are_the_metrics_of_the_table_and_no_other():
+def test_exactly_the_metrics_of_the_table_are_emitted():
     assert sorted(metric.key for metric in METRICS) == sorted(emitted())
 
 
-def test_the_page_has_each_metric_with_its_meaning_and_names_no_other():
+def test_the_page_lists_each_metric_with_its_meaning_and_no_other_metric():
     rows = re.findall(r"^\| `((?:gdpo|rewards)/[^`]+)` \| (.+?) \|", PAGE, flags=re.MULTILINE)
     assert sorted(rows) == sorted((metric.key, metric.meaning) for metric in METRICS)
     keys = {metric.key for metric in METRICS}
     assert set(re.findall(r"(?:gdpo|rewards)/[\w<>/]+", PAGE)) == keys
 
 
-def test_a_key_is_made_and_read_by_the_same_metric():
+def test_a_metric_reads_the_keys_that_it_makes():
     for metric in METRICS:
         if "<" in metric.key:
             for name in ("format", "a/b", "mean", "<b>"):

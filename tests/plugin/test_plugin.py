@@ -1,4 +1,4 @@
-"""The plug-in registers its parts in verl's processes and leaves the rest alone."""
+"""The plug-in registers its parts in verl's processes, and changes nothing else."""
 
 import sys
 from pathlib import Path
@@ -51,11 +51,11 @@ print("@" + json.dumps(result))
 """
 
 
-def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator():
+def test_the_plugin_adds_its_parts_when_verl_needs_them_and_changes_no_other_estimator():
     with_plugin = in_fresh_process(ADVANTAGES, VERL_PLATFORM="")
     without = in_fresh_process(ADVANTAGES, VERL_PLATFORM="", VERL_USE_EXTERNAL_PLUGINS="none")
 
-    # Importing verl loads the plug-in and nothing that it defers.
+    # Importing verl loads the plug-in, but none of the modules that it imports later.
     inner = ("cpu", "cpu.entry", "plugin", "plugin.entry", "upstream", "upstream.hooks")
     own = [f"gdpo_verl.{name}" for name in inner]
     assert with_plugin.pop("with verl") == ["gdpo_verl", *own]
@@ -66,13 +66,14 @@ def test_plugin_adds_its_own_when_verl_needs_it_and_changes_no_other_estimator()
     assert without.pop("manager") is None
     assert with_plugin.pop("gdpo_verl imported")
     assert without.pop("gdpo_verl imported") == []
-    assert with_plugin.pop("platform") == "cuda"  # never cpu by itself
+    # the plug-in never chooses the platform cpu by itself
+    assert with_plugin.pop("platform") == "cuda"
     assert without.pop("platform") == "cuda"
     assert with_plugin == without
     assert len(with_plugin) == 6
 
 
-def test_hook_that_raises_is_reported_and_does_not_break_the_import(monkeypatch, caplog):
+def test_a_hook_that_raises_is_reported_and_does_not_break_the_import(monkeypatch, caplog):
     monkeypatch.setattr(wrapt, "register_post_import_hook", lambda hook, name: hook(object()))
 
     @hooks.when_imported("some.module")
@@ -83,13 +84,13 @@ def test_hook_that_raises_is_reported_and_does_not_break_the_import(monkeypatch,
     assert "doctor" in caplog.text
 
 
-def test_doctor_asks_for_no_gpu_where_the_set_for_the_cpu_is_installed():
+def test_doctor_requires_no_gpu_if_the_packages_for_the_cpu_are_installed():
     nothing = {"platform": "cuda", "gpus": 0}
     assert not doctor._device(nothing, {"version": "0.27.1", "device": "cpu"}).remedy
     assert "setup.sh cpu" in doctor._device(nothing, {"version": "0.24.0", "device": ""}).remedy
 
 
-def test_doctor_says_what_a_missing_verl_is_for(monkeypatch):
+def test_doctor_explains_for_what_a_missing_verl_is_needed(monkeypatch):
     monkeypatch.setattr(doctor, "installed_version", {"torch": "2.13.0"}.get)
     (verl,) = [found for found in doctor._versions() if found.subject == "verl"]
     assert not verl.remedy
@@ -103,7 +104,7 @@ def run_doctor(**environment):
 
 
 @pytest.mark.real
-def test_doctor_is_content_here():
+def test_doctor_finds_no_fault_in_this_environment():
     well = run_doctor()
     assert well.returncode == 0, well.stdout + well.stderr
     assert "gdpo_verl.plugin.step.estimator.gdpo" in well.stdout
@@ -112,8 +113,8 @@ def test_doctor_is_content_here():
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_with():
-    trl = Path(sys.prefix) / "trl"  # test.sh lays it there
+def test_doctor_names_missing_packages_and_a_trl_with_which_verl_cannot_build_models():
+    trl = Path(sys.prefix) / "trl"  # scripts/test.sh installs TRL there
     ill = run_doctor(VERL_USE_EXTERNAL_PLUGINS="gdpo_cpu", PYTHONPATH=str(trl))
     assert ill.returncode == 1
     assert "FAIL  adv_estimator=gdpo" in ill.stdout
@@ -123,7 +124,7 @@ def test_doctor_names_what_is_missing_and_a_trl_that_verl_cannot_build_models_wi
         assert (words in ill.stdout) == trl.is_dir()
 
 
-def test_reward_manager_is_registered_when_it_is_imported_before_verl():
+def test_the_reward_manager_is_registered_even_if_it_is_imported_before_verl():
     code = (
         "import json, gdpo_verl.plugin.step.reward_manager\n"
         "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"

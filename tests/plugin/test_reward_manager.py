@@ -1,4 +1,4 @@
-"""The reward manager, built from a recipe by verl's own loader, on rows like the agent loop's."""
+"""The reward manager, built by verl's loader, on rows like those of the agent loop."""
 
 import copy
 import json
@@ -93,7 +93,7 @@ def manager(tmp_path, tokenizer):
 
 
 def session(*outputs, ground_truth):
-    """One session's (prompt, response) outputs, padded as `AgentLoopWorker` pads them."""
+    """Return the (prompt, response) outputs of a session, padded as by `AgentLoopWorker`."""
     from verl import DataProto
 
     truth = {"reward_model": {"ground_truth": ground_truth}, "extra_info": {"index": 7}}
@@ -114,8 +114,8 @@ def score(manager, data):
     return manager.loop.run_until_complete(manager.run_single(data))
 
 
-ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end: four tokens
-# The last output has the longer prompt and the shorter response: 4 + 3 against 2 + 5 tokens.
+ONE = [([7], [3, 5, 4, 1])]  # "\boxed{3}" and the end token are four tokens
+# The last output has a longer prompt and a shorter response: 4 + 3 instead of 2 + 5 tokens.
 TWO = [([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])]
 
 
@@ -123,7 +123,7 @@ TWO = [([7, 7], [7, 7, 7, 7, 1]), ([7, 7, 7, 7], [3, 5, 4])]
 def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(manager, function):
     built = manager("+algorithm.gdpo_reward_weights={right: 2.0}", function=function)
     assert [component.name for component in built.declared] == ["right", "tokens"]
-    # 2 · 1 + 1 · 4, in place of the function's own 99.
+    # The score is 2 · 1 + 1 · 4 instead of the function's own 99.
     result = score(built, session(*ONE, ground_truth="\\boxed{3}"))
     assert result["reward_score"] == 6.0
     assert result["reward_extra_info"] == {
@@ -135,7 +135,7 @@ def test_sync_and_async_rewards_with_a_score_or_none_are_scored_alike(manager, f
     }
 
 
-def test_a_rubric_is_kept_as_text_beside_its_number(manager):
+def test_a_rubric_is_stored_as_text_in_addition_to_its_number(manager):
     built = manager("+algorithm.gdpo_reward_weights={rubric: 2.0}", function="rubric")
     found = score(built, session(*TWO, ground_truth="3"))
     assert found["reward_score"] == 0.5 + 2 * (1 + 0 - 1) / 2
@@ -163,15 +163,15 @@ def test_the_length_and_the_text_are_those_of_the_last_output(manager):
 @pytest.mark.parametrize(
     ("prompt", "seen"),
     [
-        # Opened.
+        # The prompt opens the thought.
         ("2 + 2?<think>\n", "<think>\nhm</think>4"),
-        # Opened and closed.
+        # The prompt opens and closes the thought.
         ("2 + 2?<think>\n\n</think>\n", "hm</think>4"),
-        # Named in the question.
+        # The question contains the tag.
         ("Write <think> first. 2 + 2?", "hm</think>4"),
     ],
 )
-def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(manager, prompt, seen):
+def test_a_thought_that_the_prompt_opens_is_part_of_the_response_text(manager, prompt, seen):
     from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 
     built = manager(function="plain")
@@ -181,11 +181,11 @@ def test_a_thought_that_the_prompt_opens_is_part_of_the_answer(manager, prompt, 
     data = session(*outputs, ground_truth="")
     data.non_tensor_batch["prompt_len"] = np.array([len(given) for given, _ in outputs])
     info = score(built, data)["reward_extra_info"]
-    # The opening is the prompt's and costs the answer nothing of its length.
+    # The opening tag belongs to the prompt, and does not count in the response's length.
     assert (info["text"], info["tokens"]) == (seen, 11.0)
 
 
-def test_verls_own_manager_reads_the_padding_of_such_an_output(manager, tokenizer):
+def test_verls_own_manager_still_reads_the_padding_of_a_shorter_last_output(manager, tokenizer):
     # When this fails, `_trim_response` is no longer needed.
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
@@ -217,13 +217,14 @@ def test_a_reward_that_runs_code_gets_the_sandbox_service(manager, settings, exp
     info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))
     found = info["reward_extra_info"]
     assert (found["url"], found["memory"], found["at_once"]) == expected
-    # Others are called without it.
+    # Other reward functions are called without the service.
     other = score(manager(*settings, function="asynchronous"), session(*ONE, ground_truth="3"))
     assert other["reward_extra_info"]["tokens"] == 4
 
 
-def test_a_row_without_the_components_keeps_the_functions_own_score(manager, caplog):
-    # verl tells a manager of no validation; data that are held out may have other rewards.
+def test_a_row_without_the_components_keeps_the_score_of_the_function(manager, caplog):
+    # verl does not tell a manager that a row belongs to a validation, whose data may have other
+    # rewards.
     built = manager(function="other_keys")
     for _ in range(2):
         result = score(built, session(*ONE, ground_truth="held out"))
@@ -236,12 +237,12 @@ def test_a_row_without_the_components_keeps_the_functions_own_score(manager, cap
         score(built, session(*ONE, ground_truth="nothing"))
     expected = "row of data source 'mine': expected compute_score to return a dict .*, found None"
     no_dict = session(*ONE, ground_truth="no dict")
-    no_dict.non_tensor_batch["data_source"] = np.array(["mine"])  # of numpy's own texts
+    no_dict.non_tensor_batch["data_source"] = np.array(["mine"])  # an array of NumPy's text type
     with pytest.raises(ValueError, match=expected + r"\. .* use `gdpo-verl check-reward`"):
         score(built, no_dict)
 
 
-def test_verls_reward_of_tool_calls_is_told_the_experiment_as_by_verls_own_manager(manager):
+def test_verls_reward_of_tool_calls_gets_the_experiment_name_as_from_verls_own_manager(manager):
     keys = "+algorithm.gdpo_reward_keys=[format_reward,accuracy_reward]"
     path = "reward.custom_reward_function.path=pkg://verl.utils.reward_score.rlla"
     data = session(*ONE, ground_truth="<think> a </think> <response> b </response>")

@@ -1,4 +1,4 @@
-"""Each prompt once for its responses, against verl's engine that computes it for each."""
+"""Shared prompts: each prompt is computed once, compared with verl's engine without sharing."""
 
 import importlib
 import json
@@ -19,15 +19,16 @@ from gdpo_verl.plugin.shared_prompts import check, divide, pack
 from gdpo_verl.upstream.dependencies import source_of
 
 
-def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
-    # Prompt 7 8 with responses 1 2, 3 and none, prompt 9 with response 4.
+def test_a_prompt_is_laid_out_once_and_seen_only_by_its_responses():
+    # The prompt 7 8 has the responses 1 2, 3 and an empty one. The prompt 9 has the response 4.
     packed = pack([[7, 8, 1, 2], [9, 4], [7, 8, 3], [7, 8]], [2, 1, 2, 2])
 
-    # The rows' tokens are 0 to 10, and the prompts 6 7 and 9 10 are that of the first row, 0 1.
+    # The tokens of all rows have the numbers 0 to 10. The prompts 6 7 and 9 10 repeat the prompt of
+    # the first row, 0 1.
     assert packed.tokens.tolist() == [0, 1, 2, 3, 4, 5, 8]
-    # 1 follows 8, 2 follows 1, 4 follows 9 and 3 follows 8.
+    # Token 1 follows 8, 2 follows 1, 4 follows 9, and 3 follows 8.
     assert packed.predictors.tolist() == [1, 2, 4, 1]
-    # verl keeps a token's log-probability one place before it.
+    # verl stores the log-probability of a token one place before the token.
     assert packed.places.tolist() == [1, 2, 4, 7]
     assert packed.mask.int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
@@ -43,10 +44,10 @@ def test_a_prompt_is_laid_out_once_and_seen_by_its_responses_alone():
 @pytest.mark.parametrize(
     ("limit", "parts"),
     [
-        (9, [[1, 0, 2]]),  # 5 of row 1, then 3 and 1: the prompt 7 8 counts once
+        (9, [[1, 0, 2]]),  # 5 tokens of row 1, then 3 and 1, because the prompt 7 8 counts once
         (8, [[1, 0], [2]]),
         (5, [[1], [0, 2]]),
-        (2, [[1], [0], [2]]),  # too long, and there is nothing to divide
+        (2, [[1], [0], [2]]),  # each row is too long, and a row cannot be divided
     ],
 )
 def test_micro_batches_are_filled_by_computed_tokens(limit, parts):
@@ -77,8 +78,8 @@ def test_verls_engine_gives_the_same_log_probabilities_entropies_and_gradients(t
     assert found["shared"]["tokens"] < found["plain"]["tokens"]
 
 
-def test_upstreams_engine_does_not_read_the_key_yet():
-    # Once it does, this departure goes.
+def test_verls_engine_does_not_read_the_key_yet():
+    # When verl reads the key, the change of the plug-in can be removed.
     workers = source_of("verl") / "workers"
     files = [workers / "engine_workers.py", *(workers / "engine").rglob("*.py")]
     readers = [file for file in files if "prefix_grouper" in file.read_text()]
@@ -115,7 +116,7 @@ def configured(**changed):
         ("actor_rollout_ref.actor.fsdp_config.pad_to_length", True),
     ],
 )
-def test_settings_of_another_engine_are_refused_with_their_key(key, value):
+def test_settings_of_another_engine_are_rejected_with_their_key(key, value):
     check(configured())
     with pytest.raises(ValueError, match=f"use_prefix_grouper: needs {key}"):
         check(configured(**{key: value}))
@@ -129,13 +130,14 @@ def test_settings_of_another_engine_are_refused_with_their_key(key, value):
         (None, {"actor_rollout_ref.model.use_fused_kernels": True}, "use_fused_kernels=false"),
     ],
 )
-def test_what_does_not_fit_in_a_run_that_is_not_ours_is_said_and_changes_nothing(
+def test_in_a_run_without_gdpo_settings_that_do_not_fit_are_reported_and_change_nothing(
     layers, changed, named, caplog, monkeypatch
 ):
-    # With verl's first import the plug-in's log goes to stderr, where caplog does not see it.
+    # After verl's first import, the log of the plug-in goes to stderr, which caplog does not
+    # capture.
     importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
     monkeypatch.setattr(logging.getLogger("gdpo_verl"), "propagate", True)
-    # verl's own users may have set the key, which did nothing.
+    # Users of verl without the plug-in may have set the key, which had no effect.
     text = SimpleNamespace(layer_types=layers)
     config = SimpleNamespace(get_text_config=lambda: text)
     engine = SimpleNamespace(model_config=SimpleNamespace(hf_config=config))

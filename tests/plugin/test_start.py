@@ -1,4 +1,4 @@
-"""A model that cannot be loaded is refused, whichever way a training starts."""
+"""A model that cannot be loaded is rejected, whichever command starts the run."""
 
 import httpx
 import pytest
@@ -25,7 +25,7 @@ def training(path, **model):
 
 @pytest.fixture
 def toolbox_policy(tmp_path, monkeypatch):
-    """A policy in models/toolbox of the working directory, as make-policy leaves it."""
+    """Make a policy in models/toolbox of the working directory, as `make-policy` does."""
     policy = tmp_path / "models" / "toolbox"
     policy.mkdir(parents=True)
     (policy / "config.json").write_text("{}")
@@ -37,7 +37,7 @@ def toolbox_policy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that knows of three names and is out of reach for any other."""
+    """Simulate a hub that has three names, and cannot be reached for any other name."""
     refused = {"typo": errors.RepositoryNotFoundError, "gated": errors.GatedRepoError}
 
     def answer(url):
@@ -66,7 +66,7 @@ def hub(monkeypatch):
         ("meta/gated", r", and the hub has none for this machine \(GatedRepoError\)"),
     ],
 )
-def test_model_that_is_nowhere_is_refused(path, found):
+def test_a_model_that_does_not_exist_is_rejected(path, found):
     with pytest.raises(ValueError, match=rf"{KEY}: expected a model's directory or.*{found}"):
         check_model(training(path))
 
@@ -75,14 +75,14 @@ def test_model_that_is_nowhere_is_refused(path, found):
 @pytest.mark.parametrize(
     "path", ["models/toolbox", "models/known", "Qwen/Qwen2.5-0.5B", "gpt2", "hdfs://models/x"]
 )
-def test_model_that_is_here_or_may_be_fetched_is_not_refused(path):
+def test_a_model_that_exists_or_can_be_fetched_is_not_rejected(path):
     check_model(training(path))
 
 
-def test_offline_the_hub_s_cache_decides(toolbox_policy):
+def test_offline_the_cache_of_the_hub_decides(toolbox_policy):
     with pytest.raises(ValueError, match="nor in the hub's cache, and HF_HUB_OFFLINE does not"):
         check_model(training("models/cached"))
-    # As huggingface_hub leaves a model's configuration.
+    # huggingface_hub stores the configuration of a model like this.
     cached = toolbox_policy.parents[1] / "cache" / "models--models--cached"
     for file, text in {"refs/main": "1" * 40, f"snapshots/{'1' * 40}/config.json": "{}"}.items():
         (cached / file).parent.mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_offline_the_hub_s_cache_decides(toolbox_policy):
     check_model(training("models/cached"))
 
 
-def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy):
+def test_the_configuration_and_the_reward_model_are_checked_too(toolbox_policy):
     check_model(training("/weights/alone", hf_config_path=str(toolbox_policy)))
     config = training("models/toolbox")
     config.reward.reward_model = {"enable": True, "model_path": "/no/judge"}
@@ -99,7 +99,7 @@ def test_configuration_and_reward_model_are_looked_for_too(toolbox_policy):
 
 
 @pytest.mark.usefixtures("toolbox_policy")
-def test_machines_elsewhere_have_their_own_files_and_hub():
+def test_a_run_on_other_machines_may_use_files_and_models_that_are_missing_here():
     for path in ("/shared/model", "Qwen/Qwen2.5-0.5B", "~/models/toolbox", "models/toolbox"):
         check_model(training(path), elsewhere=True)
     for path in ("models/toolbx", "~/models/other", "./other"):
@@ -108,15 +108,16 @@ def test_machines_elsewhere_have_their_own_files_and_hub():
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["submit"]], ids=" ".join)
-def test_forgotten_model_is_said_before_anything_starts(tmp_path, capsys, command):
+def test_a_missing_model_is_reported_before_anything_starts(tmp_path, capsys, command):
     run = tmp_path / "run"
     assert main([*command, "toolbox/grpo", "--run", str(run)]) == 1
     printed = "".join(capsys.readouterr())
     assert f"{KEY}: expected a model's directory or a hub id, found no config.json" in printed
-    assert not (run / "config.yaml").exists()  # with which the right path would not agree
+    # otherwise the corrected path would differ from the path in config.yaml
+    assert not (run / "config.yaml").exists()
 
 
-def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(monkeypatch):
+def test_lora_under_fsdp1_is_rejected_with_a_peft_that_loses_the_adapter(monkeypatch):
     def check(strategy, rank=8, merge=False):
         adapter = {"lora_rank": rank, "lora": {"merge": merge}}
         actor = {"strategy": strategy}
@@ -132,7 +133,8 @@ def test_lora_under_fsdp1_is_refused_with_a_peft_that_loses_the_adapter(monkeypa
         check("fsdp")
 
 
-# One process and one shard: the names of the weights are those of any number.
+# One process with one shard is enough, because the names of the weights do not depend on their
+# number.
 ADAPTER = """
 import json, torch
 from peft import LoraConfig, get_peft_model

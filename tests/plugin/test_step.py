@@ -1,4 +1,4 @@
-"""One step through the trainer hooks: metrics, dump columns, the check of the score. No Ray."""
+"""One step through the trainer hooks, without Ray: metrics, dump columns, check of the score."""
 
 import math
 import re
@@ -23,8 +23,8 @@ from gdpo_verl.plugin.step.trainer import TrainerHooks
 NAN = math.nan
 GARBAGE = {"format": "none", "correctness": math.inf, "parse_error": 9}
 
-# Key, response tokens, format, correctness, parse error. A format counts where correctness is 0 or
-# more. a_1 has two outputs, of which 10 is the last and counts; the rows are in no order.
+# Key, response tokens, format, correctness, parse error. The format counts if correctness is 0 or
+# more. a_1 has two outputs, and only the last one, 10, counts. The rows are in no particular order.
 ROWS = [
     ("c_1_0", 2, 0.0, -1.0, 0),
     ("a_1_10", 3, 1.0, -3.0, 4),
@@ -37,14 +37,15 @@ ROWS = [
     ("b_1_0", 1, 1.0, 3.0, 0),
 ]
 KEYS = [key for key, *_ in ROWS]
-# The sum of what counts of each row.
+# The sum of the rewards of each row that count.
 SCORES = dict(zip(KEYS, [-1.0, -3.0, 0.0, 4.0, 3.0, 2.0, -1.0, 1.0, 4.0], strict=True))
-# The sessions a_0, a_1, a_2, b_0, b_1, c_0, c_1, d_0 under the condition.
+# The rewards of the sessions a_0, a_1, a_2, b_0, b_1, c_0, c_1, d_0 under the condition.
 COUNTED = torch.tensor(
     [[1, 1], [0, -3], [1, 0], [1, 3], [1, 3], [0, -1], [0, -1], [NAN, NAN]], dtype=torch.float64
 )
 GROUPS = ["a", "a", "a", "b", "b", "c", "c", "d"]
-MASK = torch.arange(7) < torch.tensor([1, 5, 5, 4, 1, 2, 2, 1])[:, None]  # of their tokens
+# the masks of their tokens
+MASK = torch.arange(7) < torch.tensor([1, 5, 5, 4, 1, 2, 2, 1])[:, None]
 SESSION_OF_ROW = [6, 1, 7, 3, 1, 0, 5, 2, 4]
 
 
@@ -60,7 +61,7 @@ def hooks_of(adv_estimator="gdpo", *, dump=True, **settings):
 
 
 def step_of(hooks, global_step=1, rows=ROWS):
-    """One step of verl's on rows between two of padding, and its metrics."""
+    """Take a step of verl on rows between two padding rows; return the trainer and the metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
     own_keys, own_tokens = [row[0] for row in rows], [row[1] for row in rows]
     keys = ["pad 0", *own_keys, "pad 1"]
@@ -95,20 +96,20 @@ def step_of(hooks, global_step=1, rows=ROWS):
     return step, metrics
 
 
-def test_each_metric_is_of_the_right_sessions_before_or_after_conditions():
+def test_each_metric_counts_the_right_sessions_before_or_after_conditions():
     hooks = hooks_of()
     _, metrics = step_of(hooks)
     returned = COUNTED.clone()
-    # The format as it was returned: of the last two without a condition 1, 0 and 1.
+    # This is the format as it was returned, before the condition.
     returned[:, 0] = torch.tensor([1, 1, 1, 1, 1, 1, 0, 1])
     found = decompose(returned, GROUPS, MASK.sum(dim=1), conditioned=COUNTED)
     expected = batch_metrics(found, hooks.objective)
-    # 4 of a_1's last output and of c_0, 1 of d_0.
+    # The parse errors are 4 for the last output of a_1 and for c_0, and 1 for d_0.
     expected |= parse_error_metrics([0, 4, 0, 0, 0, 4, 0, 1]) | {"gdpo/reward_errors": 0.0}
     assert metrics == pytest.approx(expected)
     assert metrics["rewards/format/mean"] == 7 / 8
-    assert metrics["gdpo/phantom_groups"] == 0  # where all are wrong, no format counts
-    # Whitening puts group b, in which nothing varies, where the pure function does.
+    assert metrics["gdpo/phantom_groups"] == 0  # in a group of wrong responses no format counts
+    # Group b, in which nothing varies, has the same advantages as in the pure function.
     pure = gdpo_advantages(COUNTED, GROUPS, MASK)[:, 0]
     assert float(pure[3]) > 0.1
     assert metrics["gdpo/whiten_shift"] == pytest.approx(float(pure[3]))
@@ -118,19 +119,20 @@ def test_each_metric_is_of_the_right_sessions_before_or_after_conditions():
     assert metrics["gdpo/whiten_gain"] == gain
 
 
-def test_metrics_of_mini_batches_are_those_of_all_their_rows():
+def test_metrics_of_mini_batches_add_up_to_those_of_all_rows():
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
     import gdpo_verl.plugin.entry  # noqa: F401  where the tests run without verl's plug-ins
 
-    # In the second one a session is not scored for correctness, and a code is new.
+    # In the second mini-batch, a session is not scored for correctness, and a parse error is new.
     hooks, aggregator = hooks_of("grpo", dump=False), MetricsAggregator()
     for groups in ("ab", "cd"):
         rows = [row for row in ROWS if row[0][0] in groups]
         _, metrics = step_of(hooks, rows=rows)
         aggregator.add_step_metrics(metrics, sample_count=len(rows))
     found, (_, whole) = aggregator.get_aggregated_metrics(), step_of(hooks)
-    # A deviation is averaged, and an advantage is set against those of its mini-batch.
+    # A deviation is averaged over mini-batches, and an advantage is compared only within its
+    # mini-batch.
     own = {name for name in whole if name.endswith(("/std", "/influence"))}
     assert found.keys() == whole.keys()
     for name in found.keys() - own:
@@ -145,28 +147,31 @@ RAMP = Schedule((0, 10), (0.0, 1.0))
     [
         ({"estimator": EstimatorSettings(whiten="sequence")}, {}),
         ({"estimator": EstimatorSettings(whiten="none")}, {"gdpo/whiten_shift": 0.0}),
-        ({"variant": "sa_mrpo"}, {}),  # needs the ranges
+        ({"variant": "sa_mrpo"}, {}),  # this variant needs the ranges
         (
             {"schedule": {"format": RAMP}},
             {"gdpo/format/weight": 0.3, "gdpo/correctness/weight": 1.0},
         ),
-        # Of four groups b and c; d has no correctness.
+        # These are b and c among four groups; d has no correctness.
         ({"gate": {"on": "correctness", "when": "constant"}}, {"gdpo/gated_groups": 2 / 4}),
     ],
 )
 def test_each_setting_reaches_the_estimator_and_its_metric(settings, expected):
-    _, metrics = step_of(hooks_of(**settings), 3)  # holds the estimator against gdpo_advantages
+    # this call compares the estimator with gdpo_advantages
+    _, metrics = step_of(hooks_of(**settings), 3)
     assert {name: metrics[name] for name in expected} == expected
-    assert all(isinstance(value, float) for value in metrics.values())  # trackers write no tensors
+    # trackers cannot write tensors
+    assert all(isinstance(value, float) for value in metrics.values())
 
 
-def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(monkeypatch, caplog):
+def test_failed_sessions_are_counted_and_reported_once_with_the_last_error(monkeypatch, caplog):
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
     hooks, failures = hooks_of(), iter([0, 2, 1])
     hooks.failures = SimpleNamespace(take=lambda: next(failures))
     shares = [step_of(hooks)[1]["gdpo/failed_sessions"] for _ in range(3)]
     assert shares == pytest.approx([0, 2 / 10, 1 / 9])
-    assert [share.weight for share in shares] == [8, 10, 9]  # in the mean over mini-batches
+    # the weights in the mean over mini-batches
+    assert [share.weight for share in shares] == [8, 10, 9]
     (message,) = caplog.messages
     assert message.startswith("2 of 10 rollout sessions failed and are left out")
     assert "KeyError: 'no such table'" in message
@@ -181,7 +186,9 @@ def test_failed_sessions_are_counted_and_warned_of_once_with_the_last_error(monk
         ("gdpo", {"variant": "sa_mrpo"}),
     ],
 )
-def test_dump_has_raw_components_and_all_advantages_in_the_order_asked_for(adv_estimator, settings):
+def test_a_dump_has_raw_components_and_all_advantages_in_the_requested_order(
+    adv_estimator, settings
+):
     hooks = hooks_of(adv_estimator, **settings)
     step_of(hooks)
     whiten = hooks.objective.config.estimator.whiten
@@ -226,7 +233,7 @@ def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_ane
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator):
+def test_without_metrics_and_dumps_nothing_extra_is_computed(adv_estimator):
     hooks = hooks_of(adv_estimator, dump=False, metrics=False)
     step, metrics = step_of(hooks)
     assert metrics == {}
@@ -234,26 +241,26 @@ def test_without_metrics_and_dumps_nothing_is_computed_for_them(adv_estimator):
     assert (step.batch is None) == (adv_estimator == "grpo")
 
 
-def test_a_control_reports_all_but_the_shift_of_a_whitening_that_it_does_not_have():
+def test_a_grpo_baseline_reports_all_metrics_except_the_shift_by_whitening():
     _, ours = step_of(hooks_of())
     _, control = step_of(hooks_of("grpo", dump=False))
     assert ours.keys() - control.keys() == {"gdpo/whiten_shift", "gdpo/whiten_gain"}
     same = {name for name in control if not name.endswith("influence")}
     assert {name: control[name] for name in same} == {name: ours[name] for name in same}
-    # Of GRPO's advantage, which in group a is half as large as the sum of the two z or smaller.
+    # GRPO's advantage in group a is at most half as large as the sum of the two z.
     assert 0 < control["gdpo/correctness/influence"] < ours["gdpo/correctness/influence"]
 
 
 @pytest.mark.parametrize(
     ("weight", "warned"),
     [
-        # Half of each format that counts: a_2's score of 1 is off by the most, for its size.
+        # Half of each format is missing. Relative to its size, the score 1 of a_2 differs most.
         (0.5, ["for row a_2_0 the score is 1, but the weighted sum of the components .* is 0.5."]),
         (1.0005, ["the weighted sum"]),
-        (1.00001, []),  # scores are float32 sums
+        (1.00001, []),  # scores are sums in float32
     ],
 )
-def test_a_score_that_is_another_sum_is_warned_of_once_by_its_row(weight, warned, caplog):
+def test_a_score_that_is_another_sum_is_reported_once_with_its_row(weight, warned, caplog):
     hooks = hooks_of("grpo", reward_weights={"format": weight})
     step_of(hooks)
     step_of(hooks)

@@ -1,7 +1,7 @@
-"""`gdpo_verl.swift` trains in ms-swift, and its advantages are those of the vectors.
+"""`gdpo_verl.swift` trains in ms-swift, with the advantages of the conformance vectors.
 
 ms-swift needs other versions of TRL, peft and datasets than verl. So scripts/test.sh installs them
-in a folder of their own, and only `swift_step.py` and the command `swift` see it.
+in a separate folder, which only `swift_step.py` and the command `swift` use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
         not (SWIFT / "swift").is_dir(), reason=f"no ms-swift in {SWIFT}: run scripts/test.sh --all"
     ),
 ]
-# Those of swift_step.py.
+# The same settings as in swift_step.py.
 SETTINGS = {
     "gdpo_reward_weights": {"Zeros": 0.5},
     "gdpo": {
@@ -71,22 +71,22 @@ def run_with_swift(*arguments, **variables):
 
 
 def steps_of(out):
-    """The metrics that ms-swift logged at each step."""
+    """Return the metrics that ms-swift logged at each step."""
     lines = (out / "logging.jsonl").read_text().splitlines()
     return [entry for entry in map(json.loads, lines) if "loss" in entry]
 
 
 def batches_of(out):
-    """The responses of each step, with their rewards and advantages."""
+    """Return the responses of each step, with their rewards and advantages."""
     batches = {}
     for line in (out / "completions.jsonl").read_text().splitlines():
         batch = json.loads(line)
-        batches[batch["step"][0]] = batch  # ms-swift writes the last one twice
+        batches[batch["step"][0]] = batch  # ms-swift writes the last batch twice
     return list(batches.values())
 
 
 def check(batch, names, config):
-    """Compute the advantages of a logged batch again."""
+    """Compute the advantages of a logged batch, and compare them with the logged ones."""
     rewards = []
     for row in zip(*(batch[name] for name in names), strict=True):
         scored = [None if value is None or math.isnan(value) else round(value, 6) for value in row]
@@ -106,19 +106,19 @@ def results(tmp_path_factory):
     )
 
 
-def test_its_advantages_are_those_of_the_vectors_and_its_metrics_are_logged(results):
-    # swift_step.py compared the vectors.
+def test_advantages_are_those_of_the_vectors_and_metrics_are_logged(results):
+    # swift_step.py has compared the vectors.
     first, second = steps_of(results / "steps")
     for step in (first, second):
         assert 0 < step["gdpo/Zeros/advantage_share"] < 1
         assert math.isfinite(step["gdpo/variant/dvao/agrees_with_gdpo"])
         assert 0 < step["rewards/Letters/mean"] < 1
-    run = read_run(results / "steps")  # as the report does
+    run = read_run(results / "steps")  # this is how the report reads a run
     assert sorted(run.components) == ["Ends", "Letters", "Zeros"]
 
 
 @pytest.mark.parametrize(("name", "message"), REJECTED.items())
-def test_what_does_not_fit_is_rejected(results, name, message):
+def test_arguments_and_settings_that_do_not_fit_are_rejected(results, name, message):
     errors = json.loads((results / "errors.json").read_text())
     assert errors.keys() == REJECTED.keys()
     assert errors[name].startswith(message)
@@ -159,7 +159,7 @@ def test_an_ms_swift_that_does_not_fit_is_named():
 
 
 def blocks(language):
-    """The code of the page for users in a language."""
+    """Return the blocks of code in a language on the page for users."""
     page = (ROOT / "docs/ms_swift.md").read_text()
     return [token.content for token in documents.parse(page) if token.info == language]
 

@@ -1,4 +1,4 @@
-"""The hooks around verl's trainer methods, each called with a stand-in for verl's own. No Ray."""
+"""The hooks around verl's trainer methods, called with stand-ins for these methods, without Ray."""
 
 import contextlib
 import gc
@@ -34,7 +34,7 @@ ROW = {
 
 
 class Buffer:
-    """The attributes that the hooks look for in verl's replay buffer, which may lack them."""
+    """A replay buffer with the attributes that the hooks use, which verl's buffer may lack."""
 
     filter_groups_metric = "components"
 
@@ -60,13 +60,13 @@ def trainer(tmp_path, tokenizer):
 
 
 def verls(trainer, *args, **kwargs):
-    """verl's own `_init_dataloader`, as far as it matters here."""
+    """A stand-in for verl's `_init_dataloader`."""
     trainer.train_dataset = trainer.val_dataset = [ROW]
     return args, kwargs
 
 
 def advantages(trainer, batch, metrics):
-    """verl's own `_compute_advantage`, as far as the hooks see it."""
+    """A stand-in for verl's `_compute_advantage`."""
     count = len(batch.keys)
     step = estimator._step.get()
     uids, ones = ["u"] * count, torch.ones(count, 1)
@@ -78,7 +78,10 @@ def advantages(trainer, batch, metrics):
 
 
 def train_on(trainer, *infos, step=advantages):
-    """Call the hooks around verl's own step on a batch with these rewards, or raise one."""
+    """Call the hooks around a step of verl on a batch with these rewards.
+
+    If the rewards are exceptions, reading them raises the first one.
+    """
     keys = [f"u_{row}_0" for row in range(len(infos))]
     batch = SimpleNamespace(keys=keys, tags=[{}] * len(infos), partition_id="train")
     read = infos if isinstance(infos[0], Exception) else [list(infos)]
@@ -107,7 +110,7 @@ def without_rewards_of_ours(config, **algorithm):
         config.data.seed = None
 
 
-def test_a_run_that_asks_for_nothing_gets_nothing(trainer):
+def test_a_run_without_settings_of_gdpo_gets_no_hooks(trainer):
     without_rewards_of_ours(trainer.config)
     before = trainer.config.copy()
     trainer_module._init_dataloader(verls, trainer)
@@ -122,14 +125,16 @@ def test_the_filter_needs_components_of_a_run_with_any_estimator(trainer):
         trainer_module._init_dataloader(verls, trainer)
 
 
-def test_a_filter_by_what_the_probe_does_not_return_is_refused(trainer):
+def test_a_filter_by_a_key_that_the_probe_does_not_return_is_rejected(trainer):
     with open_dict(trainer.config):
         trainer.config.algorithm.filter_groups = {"enable": True, "metric": "correctnes"}
     with pytest.raises(ValueError, match="metric: 'correctnes'"):
         trainer_module._init_dataloader(verls, trainer)
 
 
-def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_it(trainer, caplog):
+def test_an_error_in_the_hooks_of_another_estimator_is_logged_and_removes_the_hooks(
+    trainer, caplog
+):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
     for _ in range(2):
@@ -142,7 +147,7 @@ def test_what_another_estimators_hooks_raises_is_logged_with_its_place_and_ends_
 
 
 @pytest.mark.parametrize("manager", ["gdpo_components", "naive"])
-def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(trainer, manager):
+def test_a_row_without_a_component_ends_a_grpo_baseline_whose_score_is_the_sum(trainer, manager):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer.config.reward.reward_manager.name = manager
     with open_dict(trainer.config):
@@ -155,7 +160,7 @@ def test_a_row_without_a_component_ends_a_control_whose_score_is_the_sum(trainer
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])
-def test_a_judge_that_fails_too_often_ends_treatment_and_control(trainer, adv_estimator):
+def test_a_judge_that_fails_too_often_ends_a_gdpo_run_and_its_grpo_baseline(trainer, adv_estimator):
     trainer.config.algorithm.adv_estimator = adv_estimator
     trainer_module._init_dataloader(verls, trainer)
     judged = [Component("judge", most_unscored=0.1)]
@@ -165,9 +170,7 @@ def test_a_judge_that_fails_too_often_ends_treatment_and_control(trainer, adv_es
 
 
 @pytest.mark.parametrize("before", [gc.enable, gc.disable])
-def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it_was(
-    trainer, before
-):
+def test_the_garbage_collector_pauses_in_a_step_with_hooks_and_is_then_restored(trainer, before):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer_module._init_dataloader(verls, trainer)
     seen = []
@@ -189,7 +192,7 @@ def test_the_collector_rests_in_the_step_of_a_run_with_a_hooks_and_is_then_as_it
 
 
 @pytest.mark.parametrize(("attributes", "step"), [({}, 0), ({"global_steps": 7}, 7)])
-def test_the_estimator_is_told_the_global_step(trainer, attributes, step):
+def test_the_estimator_gets_the_global_step(trainer, attributes, step):
     trainer_module._init_dataloader(verls, trainer)
     vars(trainer).update(attributes)
     infos = [{"format": 1.0, "correctness": 3.0}, {"format": 0.0, "correctness": -3.0}]
@@ -205,7 +208,7 @@ def test_the_actors_are_watched_while_verl_trains(trainer, monkeypatch):
     monkeypatch.setattr(liveness.ActorWatch, "stop", lambda watch: calls.append("stop"))
     monkeypatch.setattr(liveness.ActorWatch, "first_death", lambda watch: found[-1])
     trainer_module._init_dataloader(verls, trainer)
-    trainer.replay_buffer = Buffer()  # without what counts its failures
+    trainer.replay_buffer = Buffer()  # a buffer that does not count failures
 
     def fit(trainer):
         trainer.replay_buffer._sync_metadata_from_transfer_queue()
@@ -222,7 +225,7 @@ def test_the_actors_are_watched_while_verl_trains(trainer, monkeypatch):
     "method",
     [trainer_module._fit, trainer_module._save_checkpoint, trainer_module._dump_generations],
 )
-def test_without_our_hooks_verls_method_gets_what_it_was_given(method):
+def test_without_hooks_verls_method_gets_its_arguments_unchanged(method):
     calls = []
     trainer = SimpleNamespace()
     method(lambda *args, **kwargs: calls.append((args, kwargs)), trainer, 1, last=True)

@@ -20,9 +20,9 @@ from gdpo_verl.plugin.step import queue as plugin_queue
 pytestmark = pytest.mark.real
 
 
-# Two prompts of three sessions, in no order, as verl's balancing leaves them. a's session 1 has two
-# outputs, of which the last one counts; b's session 1 is not scored for correctness, and its
-# session 2 has an all-zero mask.
+# Two prompts with three sessions each, in the random order that verl's balancing creates. Session 1
+# of a has two outputs, of which the last one counts. Session 1 of b is not scored for correctness,
+# and session 2 of b has an all-zero mask.
 ROWS = [
     ("b_1_0", [1, 1, 1, 1], info(1.0, None)),
     ("a_0_0", [1, 1, 1], info(1.0, 3.0)),
@@ -37,12 +37,13 @@ SESSION_OF_ROW = [4, 0, 1, 2, 5, 1, 3]
 GROUPS = list("aaabbb")
 TOKENS = torch.tensor([3, 5, 1, 2, 4, 0])
 NAN = torch.nan
-# With the derived component: 1 for the shortest of a and of b. Who has no correctness has none.
+# With the derived component, which is 1 for the shortest session of a and of b. A session without
+# correctness does not have it.
 SESSIONS = torch.tensor(
     [[1, 3, 0], [0, -1, 0], [1, -3, 1], [0, 3, 0], [1, NAN, NAN], [1, -3, 1]], dtype=torch.float64
 )
 BREVITY = {"brevity": "pkg://group_functions:brevity"}
-VERBOSITY = {"x": "pkg://group_functions:verbosity"}  # raises
+VERBOSITY = {"x": "pkg://group_functions:verbosity"}  # this function raises an error
 
 
 def mask_of(tokens):
@@ -50,14 +51,14 @@ def mask_of(tokens):
 
 
 def assert_of_sessions(rows, pure):
-    """Assert that each row has its session's advantage on its response tokens."""
+    """Assert that each row has the advantage of its session on its response tokens."""
     values = pure[SESSION_OF_ROW, 0].tolist()
     for (_, mask, _), value, row in zip(ROWS, values, rows, strict=True):
         assert row == pytest.approx([value * inside for inside in mask], abs=1e-5)
 
 
 def rejecting(queue, config, key, log_probs):
-    """Let verl reject the tokens of a row that are too unlikely under the policy in training."""
+    """Let verl reject tokens of a row that are too unlikely under the trained policy."""
     with open_dict(config):
         config.algorithm.rollout_correction = {
             "rollout_is": None,
@@ -70,7 +71,7 @@ def rejecting(queue, config, key, log_probs):
     return config
 
 
-def test_sessions_padding_and_masks_count_as_the_pure_function_says(queue):
+def test_sessions_padding_and_masks_give_the_advantages_of_the_pure_function(queue):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     batch = upsample_batch_to_divisible_size(put(queue, ROWS), 5, eos_token_id=0)
@@ -111,7 +112,7 @@ def test_verls_own_estimator_normalises_the_sum_with_the_derived_component(
     config.trainer.rollout_data_dir = None
     batch = put(queue, ROWS)
     trainer = trainer_of(config)
-    if penalty:  # of nothing: the policy is its own reference
+    if penalty:  # the penalty is 0, because the policy is its own reference
         from verl.trainer.ppo.core_algos import FixedKLController
 
         trainer.kl_ctrl_in_reward = FixedKLController(0.1)
@@ -123,19 +124,21 @@ def test_verls_own_estimator_normalises_the_sum_with_the_derived_component(
 
     pure = grpo_advantages(SESSIONS, GROUPS, mask_of(TOKENS), weights=[1, 1, 4])
     assert_of_sessions(advantages(queue, batch), pure)
-    # verl's metric of rewards is of the sum that is optimised.
+    # verl's metric of rewards shows the score that is optimised.
     fields = ["rm_scores", "token_level_rewards"]
     data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=fields)
     sums = [float(row.sum()) for row in data["token_level_rewards"].unbind()]
     own = [float(row.sum()) for row in data["rm_scores"].unbind()]
-    # The first output of a session has what its last one is given.
+    # The first output of a session has the same derived component as the last one.
     added = 4 * SESSIONS[SESSION_OF_ROW, 2].nan_to_num(0.0)
     assert sums == pytest.approx([a + b for a, b in zip(own, added.tolist(), strict=True)])
     assert "no more metrics" not in caplog.text
     assert "weighted sum of the components" not in caplog.text
 
 
-def test_the_derived_part_is_added_once_however_often_verls_function_is_wrapped(queue, monkeypatch):
+def test_the_derived_part_is_added_once_even_if_verls_function_is_wrapped_several_times(
+    queue, monkeypatch
+):
     from verl.trainer.ppo.v1 import trainer_base
 
     batch = put(queue, ROWS)
@@ -155,7 +158,8 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue):
 
     keys = ["a_0_0", "a_1_0", "a_1_1", "a_2_0"]
     batch, metrics = put(queue, [(key, [1], None) for key in keys]), {}
-    # As verl's _compute_reward_colocate writes them; no row has the optional correctness.
+    # verl's _compute_reward_colocate writes rewards in this layout. No row has the optional
+    # correctness.
     fields = tensordict_utils.get_tensordict({"format": np.array([1.0, 0.0, 0.0, 2.0])})
     queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
     config = recipe(whiten="none")
@@ -175,7 +179,7 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue):
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_length(queue, name):
+def test_rejected_tokens_are_excluded_from_whitening_and_count_in_the_sampled_length(queue, name):
     batch = put(queue, ROWS)
     config = rejecting(queue, recipe(name, derived=BREVITY), "a_0_0", [-0.5, -9.0, -9.0])
     trainer = trainer_of(config)
@@ -189,18 +193,18 @@ def test_rejected_tokens_are_out_of_the_whitening_and_count_in_the_sampled_lengt
         assert row == pytest.approx([pure, 0.0, 0.0], abs=1e-6)
     columns = trainer.gdpo_hooks.dump.columns(["a_0_0"])
     assert columns["gdpo_advantage"] == [pytest.approx(pure, abs=1e-6)]
-    assert columns["brevity"] == [0.0]  # of one token it would be a shortest
+    assert columns["brevity"] == [0.0]  # with a length of one token it would be the shortest
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_a_derived_function_that_raises_ends_the_training_under_any_estimator(queue, name):
+def test_a_derived_function_that_raises_ends_the_run_under_any_estimator(queue, name):
     batch = put(queue, ROWS)
     with pytest.raises(ValueError, match=r"derived\.x: .*verbosity failed for the group '[ab]'"):
         trainer_of(recipe(name, derived=VERBOSITY))._compute_advantage(batch, {})
 
 
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
-def test_the_components_are_all_that_is_fetched(queue, name):
+def test_only_the_components_are_fetched(queue, name):
     batch, fetch = put(queue, ROWS), mock.Mock(wraps=plugin_queue.fetch)
     with mock.patch.object(plugin_queue, "fetch", fetch):
         trainer_of(recipe(name))._compute_advantage(batch, {})

@@ -28,7 +28,7 @@ def finish(queue, groups):
 
 
 def buffer_of(step=lambda: 1, **settings):
-    """verl's replay buffer, which filters groups by the components of the toolbox recipe."""
+    """Make verl's replay buffer, which filters groups by the components of the toolbox recipe."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     config = recipe(**settings)
@@ -49,7 +49,8 @@ def buffer_of(step=lambda: 1, **settings):
 
 GROUPS = {
     "same": [info(1.0, -1.0)] * 3,
-    # Both vary, by two answers each: normalised they are of one size and of opposite signs.
+    # Both rewards vary in two responses each. Normalised, they have the same size and opposite
+    # signs.
     "cancels": [info(1.0, 0.0), info(0.0, 3.0)],
     "varies": [info(1.0, 3.0), info(1.0, 1.0)],
     "lonely": [info(1.0, 3.0)],
@@ -62,12 +63,12 @@ SCHEDULE = {"schedule": {"format": {"steps": [0, 5], "weights": [0.0, 1.0]}}}
 @pytest.mark.parametrize(
     ("settings", "dropped"),
     [
-        # Of other settings: tests/numbers/test_variants.py.
+        # tests/numbers/test_variants.py tests other settings.
         (CONDITION, {"same", "cancels", "format"}),
         ({"variant": "rvpo"}, {"same"}),
     ],
 )
-def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(queue, settings, dropped):
+def test_a_group_is_filtered_only_if_the_estimator_gives_it_no_advantage(queue, settings, dropped):
     finish(queue, GROUPS)
     buffer = buffer_of(**settings)
     buffer._sync_metadata_from_transfer_queue()
@@ -77,7 +78,7 @@ def test_group_is_filtered_only_if_the_estimator_gives_it_nothing(queue, setting
     assert counts[0.0] == 1  # the score of "same"
 
 
-def test_groups_are_judged_anew_when_a_weight_changes(queue):
+def test_groups_are_filtered_again_when_a_weight_changes(queue):
     finish(queue, GROUPS)
     steps = [1]
     buffer = buffer_of(lambda: steps[-1], **SCHEDULE)
@@ -87,7 +88,7 @@ def test_groups_are_judged_anew_when_a_weight_changes(queue):
     assert buffer._dapo_filtered_keys("train")[0] == {"same", "cancels"}
 
 
-def test_filter_reads_each_group_once_and_leaves_validation_alone(queue, monkeypatch):
+def test_the_filter_reads_each_group_once_and_ignores_validation(queue, monkeypatch):
     read = mock.Mock(wraps=replay_buffer.reward_infos)
     monkeypatch.setattr(replay_buffer, "reward_infos", read)
     finish(queue, {name: GROUPS[name] for name in ("same", "varies")})
@@ -102,11 +103,11 @@ def test_filter_reads_each_group_once_and_leaves_validation_alone(queue, monkeyp
     assert first == "same_0_0 same_1_0 same_2_0 varies_0_0 varies_1_0"
     assert second == "format_0_0 format_1_0"
 
-    # As if the same groups were validation's.
+    # Now the same groups belong to a validation.
     buffer.finished_keys["val"] = buffer.finished_keys["train"]
     buffer.partitions["val"] = buffer.partitions["train"]
     assert buffer._dapo_filtered_keys("val") == (set(), {})
-    # What is sampled leaves the queue, and is not remembered either.
+    # Groups that are sampled leave the queue, and the filter forgets them as well.
     buffer.finished_keys["train"] = {"varies", "format"}
     assert buffer._dapo_filtered_keys("train") == (set(), {})
     assert buffer._dapo_classification_cache["train"].keys() == {"varies", "format"}
@@ -119,8 +120,8 @@ def test_failed_sessions_are_counted_once(queue):
     buffer._sync_metadata_from_transfer_queue()
     assert failures.take() == 0
 
-    # Of three sessions one left two outputs, then none of another prompt any. A prompt with more
-    # answers than sessions is not subtracted.
+    # One of three sessions left two outputs, and no session of another prompt left any. A prompt
+    # with more responses than sessions does not reduce the count.
     put(queue, [("half_0_0", [1], info(1.0, 3.0)), ("half_0_1", [1], info(1.0, 3.0))])
     put(queue, [(f"many_{row}_0", [1], info(1.0, 3.0)) for row in range(4)])
     status(queue, "failure", "half", "none", "many")
@@ -131,7 +132,7 @@ def test_failed_sessions_are_counted_once(queue):
     assert failures.take() == 0
 
 
-def test_counting_failed_sessions_is_given_up_when_it_fails(queue, caplog):
+def test_failed_sessions_are_no_longer_counted_after_the_counting_itself_fails(queue, caplog):
     buffer = buffer_of()
     failures = SessionFailures(buffer, None, stop=False)
     status(queue, "failure", "p")
@@ -143,7 +144,7 @@ def test_counting_failed_sessions_is_given_up_when_it_fails(queue, caplog):
 
 
 def worker_in_which_fails(*messages, name="agent_loop_worker_0_ab12"):
-    """An actor, by name an agent loop worker, after sessions that raised these errors."""
+    """Start an actor, named like an agent loop worker, whose sessions have raised these errors."""
 
     @ray.remote
     class Worker:
@@ -161,7 +162,7 @@ def worker_in_which_fails(*messages, name="agent_loop_worker_0_ab12"):
     return worker
 
 
-def test_run_in_which_every_session_fails_stops_with_the_reason(queue):
+def test_a_run_in_which_every_session_fails_stops_with_the_reason(queue):
     buffer = buffer_of()
     SessionFailures(buffer, 3, stop=True)
     other = worker_in_which_fails("no such file", name="reward_loop_worker_0")
@@ -170,7 +171,7 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue):
     uids = [f"p{i}" for i in range(8)]
     status(queue, "failure", *uids[:7])
     status(queue, "running", uids[7])
-    buffer._sync_metadata_from_transfer_queue()  # one may still answer
+    buffer._sync_metadata_from_transfer_queue()  # one session may still answer
     status(queue, "failure", uids[7])
     with pytest.raises(RuntimeError, match=r"session failed: 8 prompts .*KeyError: 'no such tool'"):
         buffer._sync_metadata_from_transfer_queue()
@@ -178,7 +179,7 @@ def test_run_in_which_every_session_fails_stops_with_the_reason(queue):
     ray.kill(other)
 
 
-def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wait(queue):
+def test_a_run_that_refills_stops_if_failed_sessions_are_more_than_twice_the_waiting_ones(queue):
     buffer = buffer_of()
     buffer.trainer_mode = "separate_async"
     SessionFailures(buffer, 3, stop=True)
@@ -186,11 +187,11 @@ def test_run_that_refills_stops_when_failures_are_more_than_twice_those_that_wai
     status(queue, "pending", "w1")
     status(queue, "failure", "p0", "p1", "p2")
     buffer._sync_metadata_from_transfer_queue()
-    # verl takes the failed ones out of the queue, and puts new ones in.
+    # verl replaces failed prompts in the queue by new ones.
     queue.kv_clear(keys=["p0", "p1", "p2"], partition_id="train")
     status(queue, "failure", "q0")
-    buffer._sync_metadata_from_transfer_queue()  # four, and two wait
-    # One answer, and it starts anew.
+    buffer._sync_metadata_from_transfer_queue()  # four have failed, and two wait
+    # After one response the count starts again.
     put(queue, [("w0_0_0", [1], info(1.0, 3.0))])
     buffer._sync_metadata_from_transfer_queue()
     queue.kv_clear(keys=["w0_0_0"], partition_id="train")

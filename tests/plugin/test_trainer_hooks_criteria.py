@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real
 
 @declares("correctness", by_criterion=("format",))
 def reward():
-    """Of nothing."""
+    """Return an empty dict; only the declaration of this function matters."""
 
 
 COMPONENTS = reward.components
@@ -31,7 +31,7 @@ def rubric(names, rude, name="names"):
     return {name: names, "rude": {"value": rude, "weight": -2.0}}
 
 
-# The sessions of two prompts with other criteria, in no order; a_0 has two outputs.
+# The sessions of two prompts with different criteria, in no particular order; a_0 has two outputs.
 ROWS = [
     ("b_1_0", [1, 1, 0, 1], info(rubric(1, 0, "cites"), 0.0)),
     ("a_0_1", [1, 0], info(rubric(1, 0), 3.0)),
@@ -43,12 +43,12 @@ ROWS = [
 ]
 LAST = [0, 1, 3, 4, 5, 6]  # the rows of the last outputs
 GROUPS = ["b", "a", "a", "a", "b", "b"]
-TOKENS = [3, 4, 3, 3, 1, 1]  # of both outputs of a_0
+TOKENS = [3, 4, 3, 3, 1, 1]  # the first number is that of both outputs of a_0
 SESSION_OF_ROW = [0, 1, 1, 2, 3, 4, 5]
 
 
 def rows_of(settings):
-    """The rows as our reward manager leaves them: numbers, and the mappings as text."""
+    """Return the rows of the plug-in's reward manager: numbers, and the mappings as text."""
     objective = GdpoConfig.from_algorithm({"gdpo": settings}).resolve(COMPONENTS)
     return [(key, mask, {"score": 0.0, **with_numbers(own, objective)}) for key, mask, own in ROWS]
 
@@ -57,7 +57,7 @@ def rows_of(settings):
     "settings",
     [{}, {"criteria": "sum"}, {"variant": "rvpo", "conditions": CONDITION}],
 )
-def test_each_response_has_what_the_pure_function_says(queue, settings):
+def test_each_response_has_the_advantage_of_the_pure_function(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     written = put(queue, rows_of(settings))
@@ -78,14 +78,14 @@ def test_each_response_has_what_the_pure_function_says(queue, settings):
     assert metrics["gdpo/format/all_criteria_met"] == pytest.approx(2 / 4)
 
     columns = trainer.gdpo_hooks.dump.columns(batch.keys[:7])
-    # Of a session its last output's.
+    # For each session the criteria of its last output count.
     mappings = [ROWS[LAST[session]][2]["format"] for session in SESSION_OF_ROW]
     assert columns["format_by_criterion"] == mappings
     assert columns["format"] == [1.0, 1.0, -2.0, -1.0, 0.0, None, -2.0]
     json.dumps(columns)
 
 
-def test_two_weights_of_a_criterion_end_the_run_with_key_and_row(queue):
+def test_a_criterion_with_two_weights_ends_the_run_with_key_and_row(queue):
     rows = rows_of({})
     rows[2][2]["format_by_criterion"] = json.dumps({"names": {"value": 1, "weight": 3.0}})
     rows[4][2]["format_by_criterion"] = json.dumps({"names": {"value": 1, "weight": 3.0}})

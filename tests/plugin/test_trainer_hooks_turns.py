@@ -1,4 +1,4 @@
-"""Components by turn through verl's own trainer method and a real TransferQueue."""
+"""Per-turn components through verl's own trainer method and a real TransferQueue."""
 
 import json
 import math
@@ -20,14 +20,15 @@ pytestmark = pytest.mark.real
 
 @declares("correctness", by_turn=("format",))
 def reward():
-    """Of nothing."""
+    """Return an empty dict; only the declaration of this function matters."""
 
 
 def info(form, correctness):
     return {"format": form, "correctness": correctness}
 
 
-# Masks with two, three, one, two turns and none; a and b hold three sessions each, in no order.
+# Masks with two, three, one, two and no turns. a and b have three sessions each, in no particular
+# order.
 ROWS = [
     ("b_1_0", [1, 1, 0, 1], info([1, 0], None)),
     ("a_0_0", [1, 0, 0, 1, 1], info([1, 0], 3.0)),
@@ -42,7 +43,7 @@ INFOS = [each for _, _, each in ROWS]
 
 
 def rows_of(rows=ROWS):
-    """The rows as our reward manager leaves them: sums, the lists as text beside."""
+    """Return the rows as the plug-in's reward manager writes them: sums, and the lists as text."""
     objective = GdpoConfig().resolve(reward.components)
     written = []
     for key, mask, own in rows:
@@ -65,7 +66,7 @@ def on_tokens(lists):
 
 
 @pytest.mark.parametrize("settings", [{}, {"variant": "rvpo", "credit": "turn"}])
-def test_each_turn_has_what_the_pure_function_says(queue, settings):
+def test_each_turn_has_the_advantage_of_the_pure_function(queue, settings):
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     batch = upsample_batch_to_divisible_size(put(queue, rows_of()), 4, eos_token_id=0)
@@ -78,8 +79,8 @@ def test_each_turn_has_what_the_pure_function_says(queue, settings):
     for row, expected in zip(found, on_tokens(pure), strict=False):
         assert row == pytest.approx(expected, abs=1e-6)
     assert all(not any(row) for row in found[6:])
-    assert metrics["rewards/format/mean"] == pytest.approx(1.0)  # sums 1, 1, 1, 1
-    spread = (3 * math.sqrt(0.5)) / 3  # 1 0 | 1 0 | 0 1
+    assert metrics["rewards/format/mean"] == pytest.approx(1.0)  # the sums are 1, 1, 1, 1
+    spread = (3 * math.sqrt(0.5)) / 3  # the turns are 1 0 | 1 0 | 0 1
     assert metrics["gdpo/format/turn_spread"] == pytest.approx(spread)
 
     columns = trainer.gdpo_hooks.dump.columns(batch.keys[:6])
@@ -95,7 +96,7 @@ def test_each_turn_has_what_the_pure_function_says(queue, settings):
     json.dumps(columns)
 
 
-def test_credit_of_the_answer_takes_the_sum(queue):
+def test_credit_per_answer_uses_the_sum_over_turns(queue):
     batch = put(queue, rows_of())
     settings = {"credit": "answer"}
     trainer_of(recipe(**settings), reward=reward)._compute_advantage(batch, {})
@@ -104,7 +105,7 @@ def test_credit_of_the_answer_takes_the_sum(queue):
         assert row == pytest.approx([value * each for each in mask], abs=1e-6)
 
 
-def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue):
+def test_a_session_of_several_outputs_is_rejected_only_with_per_turn_credit(queue):
     rows = [*rows_of(), ("a_0_1", [1, 1], rows_of()[1][2])]
     batch = put(queue, rows)
     with pytest.raises(ValueError, match=r"credit=to_go: the session of row a_0_1 has several"):
@@ -112,7 +113,7 @@ def test_a_session_of_several_outputs_is_refused_by_turn_alone(queue):
     trainer_of(recipe(credit="answer"), reward=reward)._compute_advantage(batch, {})
 
 
-def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queue):
+def test_a_rejected_response_keeps_its_turns_and_is_excluded_from_whitening(queue):
     batch = put(queue, rows_of())
     # The last two tokens of a_0_0, its second turn.
     config = rejecting(queue, recipe(), "a_0_0", [-0.5, -0.5, -0.5, -9.0, -9.0])
@@ -126,7 +127,7 @@ def test_a_rejected_response_keeps_its_turns_and_takes_no_part_in_whitening(queu
         assert row == pytest.approx(own, abs=1e-6)
 
 
-def test_groups_whose_sums_agree_are_not_filtered_where_turns_differ(queue):
+def test_groups_with_equal_sums_are_not_filtered_if_their_turns_differ(queue):
     from gdpo_verl.plugin.step.replay_buffer import _silent_groups
 
     rows = [

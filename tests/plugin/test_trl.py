@@ -1,14 +1,12 @@
-"""`gdpo_verl.trl.GDPOTrainer` trains a step, and its advantages are the pure function's.
+"""`gdpo_verl.trl.GDPOTrainer` trains a step with the advantages of the pure function.
 
 TRL writes a table of each step's completions, with the rewards that it used (float32, or float64
-with the same decimals) and the advantages; the length of a response follows from its words. Where
-TRL's own advantages are others, test_conformance.py says.
+with the same precision) and the advantages. The length of a response follows from its words.
+test_conformance.py lists where TRL's own advantages differ.
 
-verl 0.9.1 imports from any TRL that it finds a class which TRL 1.16 no longer has, and then cannot
-train. So TRL lies beside the packages of the environment, where only `trl_step.py` sees it:
-
-    python -m pip install --no-deps --target "$(python -c 'import sys; print(sys.prefix)')/trl" \
-        trl==1.16.0
+verl 0.9.1 imports a class from any TRL that it finds. TRL 1.16 no longer has this class, so that
+verl cannot train. Therefore TRL is installed in a separate folder, which only `trl_step.py` uses;
+scripts/test.sh installs it there (pip install --no-deps --target PREFIX/trl trl==1.16.0).
 """
 
 import json
@@ -39,8 +37,8 @@ pytestmark = pytest.mark.skipif(
     not (TRL / "trl").is_dir(), reason=f"no TRL in {TRL}; the module's docstring says how to get it"
 )
 
-# Eight groups of four, three normal components that deviate by about 1, 30 and 0.1: no mean far
-# above its deviation, or float32 would show more than the formulas do.
+# Eight groups of four with three normal components, whose deviations are about 1, 30 and 0.1. No
+# mean is far above its deviation, because otherwise rounding in float32 would dominate.
 draw = random.Random(0)
 ROWS = []
 for _ in range(32):
@@ -51,7 +49,7 @@ PARTLY_SCORED = [
     [0.0, 3.0, 0.25],
     [None, NAN, None],
     [0.5, NAN, 2.0],
-    # One component is constant, another is scored nowhere.
+    # One component is constant, and another is never scored.
     [1.0, 4.0, None],
     [NAN, 4.0, NAN],
     [2.0, 4.0, None],
@@ -60,7 +58,7 @@ PARTLY_SCORED = [
 WEIGHTS = [1.0, 0.25, -2.0]
 KEYS = [f"component_{k}" for k in range(3)]
 CONDITION = {KEYS[0]: {"on": KEYS[2], "at_least": 0.2}}
-# What the step "settings" has, as the pure function takes it.
+# The settings of the step "settings", as arguments of the pure function.
 SETTINGS = {
     "variant": "sa_mrpo",
     "weights": [1.0, 0.5, 1.0],
@@ -79,12 +77,12 @@ def step(gdpo=None, rewards=ROWS, **config):
 
 
 def trls(rewards=ROWS, **config):
-    """A step of TRL's own trainer."""
+    """Return a step of TRL's own trainer."""
     return step(rewards=rewards, reward_weights=WEIGHTS, **config) | {"gdpo": None}
 
 
 def graded(row):
-    """The criteria of a response; each prompt has its own, with a pitfall."""
+    """Return the criteria of a response; each prompt has its own criteria, among them a pitfall."""
     if row % 7 == 6:
         return None
     prompt = row // 4
@@ -112,7 +110,8 @@ STEPS = {
     )
     | {"ranges": dict.fromkeys(KEYS, (-100.0, 100.0))},
     "as TRL": step(SEQUENCE, reward_weights=WEIGHTS),
-    # `scale_rewards` has no effect here: else the advantages would be beyond the known bound.
+    # `scale_rewards` must have no effect here. Otherwise the advantages would exceed the known
+    # bound.
     "TRL": trls(multi_objective_aggregation="normalize_then_sum", scale_rewards="none"),
     "TRL, sum": trls(PARTLY_SCORED),
     "plain": step() | {"gdpo": None},
@@ -151,8 +150,8 @@ STEPS = {
     )
     | {"eval_sets": ["easy", "hard"]},
 }
-# Settings in words of TRL's, and what is said of them. What any settings are refused for stands in
-# test_config.py and tests/numbers/test_reward_dicts.py.
+# Settings in TRL's terms, and the messages about them. test_config.py and
+# tests/numbers/test_reward_dicts.py test other settings that are rejected.
 NO_RANGE = r"ranges: expected \(low, high\) for 'component_1'"
 REFUSED = [
     ({"gdpo": {"gdpo": {"wighten": "none"}}}, r"gdpo\.gdpo\.wighten: .* mean 'whiten'"),
@@ -197,20 +196,20 @@ def results(tmp_path_factory):
 
 
 def tensor(rows):
-    """A table in float64, with NaN where it has None."""
+    """Return a table in float64, with NaN instead of None."""
     return torch.from_numpy(np.array(list(rows), dtype=np.float64))
 
 
 def read(results, name, shaped=False):
-    """The rewards, which of two tokens count, and the advantages that were logged and trained."""
+    """Return the rewards, the masks of two tokens, and the logged and the trained advantages."""
     columns = completions(results / name)
     rewards = tensor([columns[key] for key in KEYS]).T
     given = tensor((STEPS | TWO)[name]["rewards"])
     if shaped:
         given = -given
-    # The table has the decimals of float32.
+    # The table has the precision of float32.
     torch.testing.assert_close(rewards.float(), given.float(), rtol=0, atol=0, equal_nan=True)
-    # A response of fewer than the two words that it may have has ended with one token more.
+    # A response with fewer words than the limit of two has one more token, the end token.
     lengths = torch.tensor([min(len(text.split()) + 1, 2) for text in columns["completion"]])
     mask = torch.arange(2) < lengths[:, None]
     trained = []
@@ -227,7 +226,7 @@ def check(results, name, conditions=None, **options):
     expected = gdpo_advantages(rewards, groups, mask, **options)[:, 0]
     torch.testing.assert_close(logged, expected, rtol=0, atol=1e-12)
     if name != "evaluated":
-        # TRL shuffles the batch before it divides it, and has it in float32.
+        # TRL shuffles the batch before it divides it, and stores it in float32.
         torch.testing.assert_close(trained.sort().values, expected.sort().values, rtol=0, atol=1e-6)
 
 
@@ -238,26 +237,26 @@ def check(results, name, conditions=None, **options):
         ("partly scored", {"weights": WEIGHTS}),
         ("accumulated", {}),
         ("as TRL", {"weights": WEIGHTS, "whiten": "sequence", "epsilon": 1e-4}),
-        ("evaluated", {}),  # in groups of another size
+        ("evaluated", {}),  # the groups have another size
         ("settings", SETTINGS),
         ("of one name", {"weights": [1.0, 0.25, 1.0]}),
         ("keys and TRL's weights", {"weights": [0.25, 0.0, 1.0]}),
-        ("scheduled", {"weights": [0.25] * 3}),  # of step 1 of 4
-        ("no metrics", {}),  # nor has scale_rewards an effect
+        ("scheduled", {"weights": [0.25] * 3}),  # at step 1 of 4
+        ("no metrics", {}),  # scale_rewards has no effect either
     ],
 )
-def test_it_trains_with_the_advantages_of_the_pure_function(results, name, options):
+def test_the_trainer_trains_with_the_advantages_of_the_pure_function(results, name, options):
     check(results, name, **options)
 
 
 def check_rubric(table):
-    """Assert that a table of completions has the mappings, and the pure function's advantages."""
+    """Assert that a table of completions has the mappings and the pure function's advantages."""
     mappings = [json.loads(text) for text in table[f"{KEYS[1]}_by_criterion"]]
     assert mappings == [mapping for _, mapping in RUBRIC_ROWS]
     infos = [{KEYS[0]: number, KEYS[1]: mapping} for number, mapping in RUBRIC_ROWS]
     groups = [row // 4 for row in range(len(infos))]
     expected = advantages_of(infos, groups, table["response_tokens"], config=RUBRIC)
-    # TRL's rewards have the decimals of float32.
+    # TRL's rewards have the precision of float32.
     assert table["advantage"] == pytest.approx(expected, abs=1e-6)
     plain = advantages_of(
         infos, groups, config=RUBRIC | {"gdpo": RUBRIC["gdpo"] | {"criteria": "sum"}}
@@ -291,15 +290,16 @@ def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path):
     assert sorted(trained) == pytest.approx(sorted(logged_ones), abs=1e-6)
 
 
-def test_over_sequences_it_is_trls_own_within_the_known_bound(results):
+def test_whitening_over_sequences_agrees_with_trls_own_gdpo_within_the_known_bound(results):
     *_, ours, _ = read(results, "as TRL")
     *_, trls, _ = read(results, "TRL")
-    # docs/semantics.md: less than 1e-4 / s, s above 0.6 here, and TRL's float32.
+    # The bound of docs/semantics.md is 1e-4 / s, with s above 0.6 here, plus the rounding of TRL's
+    # float32.
     torch.testing.assert_close(ours, trls, rtol=1.7e-4, atol=1e-5)
     assert (ours - trls).abs().max() > 5e-5
 
 
-def test_the_report_reads_its_metrics_beside_trls(results):
+def test_the_report_reads_the_plugins_metrics_and_trls(results):
     ours, trls = read_run(results / "defaults"), read_run(results / "TRL")
     assert ours.components == KEYS
     assert trls.components == KEYS
@@ -310,10 +310,10 @@ def test_the_report_reads_its_metrics_beside_trls(results):
     assert 0 < found["gdpo/component_1/advantage_share"] < 1
     assert math.isfinite(found["gdpo/whiten_shift"])
     assert theirs.keys() < found.keys()
-    # TRL's names of what verl logs as well.
+    # Metrics of TRL that verl logs under another name.
     assert 1 < found["response_length/mean"] <= 2
     assert found["actor/entropy"] > 0
-    # Not a word of verl's keys.
+    # The page does not mention keys of verl.
     assert ours.notes == ("Of TRL's run, trainer_state.json is read: no settings.",)
     assert list(ours.rollouts) == [1]
 
@@ -324,7 +324,7 @@ def test_the_report_reads_its_metrics_beside_trls(results):
         ("plain", "grpo", 1e-6),
         ("TRL, sum", "grpo", 1e-6),
         ("TRL, sum unscaled", "grpo", 1e-5),
-        # TRL adds its 1e-4 to the batch's deviation, and we 1e-8 to its square.
+        # TRL adds 1e-4 to the deviation of the batch, and this package adds 1e-8 to its square.
         ("TRL", "gdpo", 1e-3),
         ("as TRL", "gdpo", 1e-6),
     ],
@@ -344,7 +344,7 @@ OWN += ["shaped", "scheduled", "derived", "derived, partly scored"]
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_its_own_runs_reproduce_in_replay(results, name):
+def test_runs_of_the_trainer_reproduce_in_replay(results, name):
     found = replay([results / name], trust=True)
     assert found.reproduces is not None
     assert found.reproduces <= 1e-12
@@ -359,7 +359,8 @@ def test_the_same_is_read_from_trls_state_and_from_its_event_files(results, tmp_
     mean = float(tensor(ROWS)[:, 0].mean())
     for found_run in map(read_run, find_runs([state / "trainer_state.json", events])):
         assert found_run.components == KEYS
-        # The first two batches are evaluated before the training's, the last two after it.
+        # The first two batches are those of the evaluation before training, and the last two of the
+        # one after it.
         found = found_run.validation_series(KEYS[0])
         for name, batches in {"easy": (0, 3), "hard": (1, 4)}.items():
             before, after = (pytest.approx(mean + batch, rel=1e-5) for batch in batches)
@@ -370,18 +371,18 @@ def test_the_same_is_read_from_trls_state_and_from_its_event_files(results, tmp_
 
 
 def logged(results, name):
-    """The metrics of the first step."""
+    """Return the metrics of the first step."""
     state = json.loads((results / name / "trainer_state.json").read_text())
     return state["log_history"][0]
 
 
-def test_what_a_subclass_makes_of_the_rewards_is_trained(results):
+def test_rewards_that_a_subclass_changes_are_trained(results):
     table, mask, advantages, _ = read(results, "shaped", shaped=True)
     expected = gdpo_advantages(table, [row // 4 for row in range(32)], mask)[:, 0]
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
 
 
-def test_its_reward_is_the_sum_that_is_trained(results):
+def test_the_logged_reward_is_the_score_that_is_trained(results):
     weights = torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64)
     sums = apply_conditions(tensor(ROWS).float().double(), KEYS, CONDITION) @ weights
     found = logged(results, "settings")
@@ -392,12 +393,12 @@ def test_its_reward_is_the_sum_that_is_trained(results):
     assert found["reward"] == pytest.approx(float(by_name.mean()), rel=1e-5)
 
 
-def test_metrics_can_be_switched_off_and_scheduled_weights_are_among_them(results):
+def test_metrics_can_be_switched_off_and_include_scheduled_weights(results):
     assert not [name for name in logged(results, "no metrics") if name.startswith("gdpo/")]
     assert logged(results, "scheduled")["gdpo/component_0/weight"] == 0.25
 
 
-def test_what_has_no_effect_is_warned_of(results):
+def test_settings_without_effect_raise_a_warning(results):
     warned = (results / "no metrics" / "warnings.txt").read_text()
     assert warned.startswith("GRPOConfig.scale_rewards='none' has no effect in GDPOTrainer")
     warned = (results / "scheduled" / "warnings.txt").read_text()
@@ -411,14 +412,14 @@ MESSAGES["infinite"] = "finite number, .* for 'component_1', found -inf for row 
 
 
 @pytest.mark.parametrize(("name", "message"), MESSAGES.items(), ids=MESSAGES)
-def test_wrong_settings_and_rewards_are_named_in_words_of_the_trainers(results, name, message):
+def test_wrong_settings_and_rewards_are_named_in_trls_terms(results, name, message):
     error = (results / name / "error.txt").read_text()
     assert re.search(message, error), error
     assert "algorithm." not in error
     assert "compute_score" not in error
 
 
-# Both questions in one process: importing TRL takes as long as all else.
+# Both checks run in one process, because importing TRL takes most of the time.
 DOCTOR_AND_MISFIT = """
 from gdpo_verl.lab import doctor
 here = doctor.installed_version
@@ -434,7 +435,7 @@ ours.GDPOTrainer()
 """
 
 
-def test_the_doctor_is_content_without_verl_and_a_trl_that_does_not_fit_is_named():
+def test_doctor_finds_no_fault_without_verl_and_a_trl_that_does_not_fit_is_named():
     output = run_beside_trl("-c", DOCTOR_AND_MISFIT)
     lines = [line.split(maxsplit=2) for line in output.stdout.splitlines()]
     assert ["ok", "trl", "1.16.0"] in lines
@@ -443,7 +444,7 @@ def test_the_doctor_is_content_without_verl_and_a_trl_that_does_not_fit_is_named
     )
 
 
-# A model that AutoTokenizer finds a tokenizer for: Qwen2's, of bytes alone.
+# A model for which AutoTokenizer finds a tokenizer, that of Qwen2 with only bytes.
 POLICY = """
 import sys
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
@@ -461,7 +462,7 @@ Qwen2ForCausalLM(Qwen2Config(
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
 def test_the_example_trains_and_is_reported(tmp_path, estimator):
-    # In verl's columns, as gdpo-verl prepare writes them.
+    # Rows in verl's columns, as gdpo-verl prepare writes them.
     turns = [[{"role": "user", "content": f"word{i} word2"}] for i in range(1, 9)]
     truths = [{"style": "rule", "ground_truth": str(i)} for i in range(1, 9)]
     table = pa.table({"prompt": turns, "reward_model": truths})

@@ -1,4 +1,4 @@
-"""Refusals before the first rollout, through verl's own configuration and validation."""
+"""Runs that are rejected before the first rollout, through verl's configuration and validation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FORMAT = "+algorithm.gdpo_reward_keys=[format]"
 
 @pytest.fixture
 def compose(tmp_path):
-    """The resolved configuration of a toolbox recipe, with one of REWARDS where it is named."""
+    """Compose the configuration of a toolbox recipe, with one of REWARDS if it is named."""
     (tmp_path / "rewards.py").write_text(REWARDS)
     rows = tmp_path / "data.parquet"
     datasets.Dataset.from_dict({"data_source": ["toolbox"]}).to_parquet(rows)
@@ -85,7 +85,7 @@ MICRO_BATCHES = (
 )
 ONE_AND_DIVIDED = [ONE, f"{MICRO_BATCHES[0]}=16", f"{MICRO_BATCHES[1]}=16"]
 TWO = ["actor_rollout_ref.rollout.n=2", f"{MICRO_BATCHES[0]}=32"]
-# A recipe, what is set, and the message (of settings that are wrong by themselves: test_config.py).
+# A recipe, the settings, and the message. test_config.py tests settings that are wrong in any run.
 REFUSED = [
     ("gdpo", ["algorithm.use_kl_in_reward=true"], r"algorithm\.use_kl_in_reward.*use_kl_loss"),
     (
@@ -157,7 +157,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("recipe", "overrides", "message"), REFUSED)
-def test_refused_before_ray_starts(compose, recipe, overrides, message):
+def test_a_wrong_run_is_rejected_before_ray_starts(compose, recipe, overrides, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         validate(compose(*overrides, recipe=recipe))
 
@@ -165,7 +165,7 @@ def test_refused_before_ray_starts(compose, recipe, overrides, message):
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 MICRO = "log_prob_micro_batch_size_per_gpu"
-# The toolbox has 32 prompts a step, 16 a mini-batch, 8 responses each.
+# The toolbox has 32 prompts in a step, 16 in a mini-batch, and 8 responses to each.
 DIVIDED = [
     ([f"{ACTOR}.ppo_micro_batch_size_per_gpu=48"], r"actor\.ppo_micro_batch_size_per_gpu: .* 128 "),
     ([f"{ROLLOUT}.{MICRO}=96"], rf"{ROLLOUT}\.{MICRO}: .* 256 responses.* found 96\. Use 32, or"),
@@ -185,7 +185,7 @@ UNDIVIDED = [
     [],
     [f"{ACTOR}.ppo_micro_batch_size_per_gpu=128"],
     [f"{ACTOR}.ppo_micro_batch_size_per_gpu=48", f"{ACTOR}.use_dynamic_bsz=true"],
-    [f"actor_rollout_ref.ref.{MICRO}=5"],  # no reference is asked
+    [f"actor_rollout_ref.ref.{MICRO}=5"],  # there is no reference policy
     [
         f"{ROLLOUT}.{MICRO}=96",
         "algorithm.rollout_correction.bypass_mode=true",
@@ -198,19 +198,19 @@ UNDIVIDED = [
 
 
 def plain(compose, overrides):
-    """With micro-batches of rows."""
+    """Set micro-batches of rows."""
     config = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.use_prefix_grouper=false"]
     return compose(*config, *overrides)
 
 
 @pytest.mark.parametrize(("overrides", "message"), DIVIDED)
-def test_a_batch_that_cannot_be_divided_is_refused(compose, overrides, message):
+def test_a_batch_that_cannot_be_divided_is_rejected(compose, overrides, message):
     with pytest.raises(ValueError, match=message):
         validate(plain(compose, overrides))
 
 
 @pytest.mark.parametrize("overrides", UNDIVIDED)
-def test_a_batch_that_verl_can_divide_is_not_refused(compose, overrides):
+def test_a_batch_that_verl_can_divide_is_not_rejected(compose, overrides):
     config = plain(compose, overrides)
     batches.check(config)
 
@@ -233,9 +233,9 @@ OLD = "reward_model.reward_manager"
         ("gdpo", [filtered("reward")], "metric=reward drops groups in which the score"),
         ("gdpo", [filtered("format")], "metric=format drops groups in which 'format' alone"),
         ("gdpo", [filtered("correctness"), GATE], None),
-        # Old keys that say what the new ones do.
+        # Old keys with the meaning of the new ones.
         ("gdpo", ["reward_model.enable=false", f"{OLD}=gdpo_components"], None),
-        # A run that names nothing of ours is not checked.
+        # A run without settings of gdpo-verl is not checked.
         ("grpo", [NAIVE, "reward.custom_reward_function.path=null", f"{OLD}=dapo"], None),
         ("grpo", ["+algorithm.gdpo.variant=dvao"], r"^algorithm\.gdpo\.variant: no effect"),
         ("grpo", [GATE], r"^algorithm\.gdpo\.gate: no effect"),
@@ -245,7 +245,7 @@ OLD = "reward_model.reward_manager"
             r"^algorithm\.gdpo\.conditions, algorithm\.gdpo_reward_weights: .*name=naive gives",
         ),
         ("grpo", [CONDITIONS], None),
-        # It may learn from a response alone, as verl's GRPO does.
+        # Such a run may learn from a group of one response, as verl's GRPO does.
         (
             "gdpo",
             [*ONE_AND_DIVIDED, "+algorithm.gdpo.variant=pkg://own:own"],
@@ -259,7 +259,7 @@ OLD = "reward_model.reward_manager"
         ),
     ],
 )
-def test_a_run_that_can_start_is_warned_of_what_has_no_effect_or_hides_components(
+def test_a_run_that_can_start_warns_of_settings_without_effect_and_of_hidden_components(
     compose, caplog, recipe, overrides, warned, tmp_path, monkeypatch
 ):
     (tmp_path / "own.py").write_text("def own(d):\n    return d.combined\n")
@@ -279,7 +279,7 @@ ROW = {
 
 
 class Rows(list):
-    """A data set as verl has it, of one row for each of these data sources."""
+    """A data set like verl's, with one row for each of these data sources."""
 
     tool_schemas: list[dict[str, Any]] | None = None
 
@@ -297,7 +297,7 @@ def tokenizer():
 
 @pytest.fixture
 def probe(compose, tokenizer):
-    """The components that a probe of these rows finds, and what the first row was given."""
+    """Return the components that a probe finds, and the arguments for the first row."""
 
     def run(*overrides, train=(ROW,), held_out=(), tokens=None, **options):
         trainer = SimpleNamespace(
@@ -313,7 +313,7 @@ def probe(compose, tokenizer):
     return run
 
 
-def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passed_on(
+def test_the_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_unnamed_argument(
     probe, tokenizer, caplog
 ):
     thinker = copy.deepcopy(tokenizer)
@@ -330,17 +330,17 @@ def test_probe_warns_of_a_thought_that_the_prompt_opens_and_of_an_argument_passe
 
 
 @pytest.mark.parametrize("kept", ["data.filter_overlong_prompts=true", "data.truncation=left"])
-def test_prompts_that_verl_would_cut_are_refused(probe, kept):
+def test_prompts_that_verl_would_cut_are_rejected(probe, kept):
     rows = [ROW | {"raw_prompt": [{"role": "user", "content": "a " * n}]} for n in (4, 3, 5, 4)]
     assert probe("data.max_prompt_length=5", train=rows)
-    # verl's own way is the one of data.truncation=left, and no reward has to run for it.
+    # With data.truncation=left verl cuts prompts, and the check needs no call of the reward.
     for more in ("", "data.truncation=right", "reward.reward_model.enable=true"):
         with pytest.raises(ValueError, match=r"3 tokens for prompts of up to 5 \(3 of 4 tried are"):
             probe("data.max_prompt_length=3", *filter(None, [more]), train=rows)
     assert probe("data.max_prompt_length=3", kept, train=rows)
 
 
-def test_schemas_of_tools_count_for_the_length_of_a_prompt(probe, tokenizer):
+def test_schemas_of_tools_count_in_the_length_of_a_prompt(probe, tokenizer):
     writes_tools = copy.deepcopy(tokenizer)
     writes_tools.chat_template = "{{ tools }} {{ messages[0].content }}"
     rows = Rows("a")
@@ -361,12 +361,12 @@ UNSEEN = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
         (["a"], ["a", "a", "raises"], [], r"row 2 of data\.val_files \(data source 'raises'\)"),
         (["a", "bare"], [], [], r"row 1 of data\.train_files .*expected .*found 1\.0\. "),
         (["a"], ["dict"], [], r"row 0 .*'detail' is {'a': 1} \(dict\), with which verl"),
-        # Only a validation takes the mean of it, and without one nobody looks at its rows.
+        # Only a validation averages this value, and without a validation its rows are not read.
         (["dict"], ["a"], [], None),
         (["a"], ["raises"], UNSEEN, None),
     ],
 )
-def test_probe_tries_a_row_of_each_data_source_of_both_files(
+def test_the_probe_tries_a_row_of_each_data_source_of_both_files(
     probe, train, held_out, settings, message
 ):
     rows = {"train": Rows(*train), "held_out": Rows(*held_out)}
@@ -396,14 +396,14 @@ LIMT = LIMIT.replace("limit", "limt")
             r"with an empty response: expected a finite number as its score, found '1\.0'\. ",
         ),
         ("good", "+algorithm.gdpo_reward_keys=[format,note]", "number, None or NaN for 'note'"),
-        # What verl cannot call as it is configured.
+        # Reward functions that verl cannot call as they are configured.
         ("swallows", LIMT, r"kwargs\.limt: .* Did you mean 'limit'\?"),
         ("other", LIMIT, "by name: missing a required argument: 'text'"),
-        # A function of the whole group is tried on what the reward returned.
+        # A function of the whole group is tried on the result of the reward function.
         (None, f"{DERIVED}:verbosity", r"^algorithm\.gdpo\.derived\.x: .*KeyError: 'words'"),
     ],
 )
-def test_reward_is_called_once_before_the_first_rollout(probe, function, override, expected):
+def test_the_reward_is_called_once_before_the_first_rollout(probe, function, override, expected):
     with pytest.raises(ValueError, match=expected):
         probe(override, function=function)
 
@@ -423,10 +423,10 @@ def test_reward_is_called_once_before_the_first_rollout(probe, function, overrid
         ("trainer.total_epochs=1", False),
     ],
 )
-def test_what_asks_for_anything_of_ours(compose, override, expected):
+def test_settings_that_make_a_run_one_of_gdpo_verl(compose, override, expected):
     stock = ["algorithm.filter_groups.metric=null", "reward.custom_reward_function.path=null"]
     assert validation.uses_plugin(compose(*stock, NAIVE, override, recipe="grpo")) is expected
-    bare = {"algorithm": {"filter_groups": {"enable": False}}}  # verl's other sections are absent
+    bare = {"algorithm": {"filter_groups": {"enable": False}}}  # verl's other sections are missing
     assert not validation.uses_plugin(OmegaConf.create(bare))
 
 
@@ -443,7 +443,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 
 
-def test_a_reward_file_leaves_the_trainers_random_state(compose, tmp_path):
+def test_a_reward_file_does_not_change_the_trainers_random_state(compose, tmp_path):
     (tmp_path / "seeding.py").write_text(SEEDING)
     path = f"reward.custom_reward_function.path={tmp_path / 'seeding.py'}"
     config = compose(path, NAIVE, "+algorithm.gdpo.metrics=true", recipe="grpo")
@@ -465,7 +465,7 @@ def test_a_reward_file_that_exits_is_named(compose, tmp_path):
         validation.objective_of(config)
 
 
-def test_the_legacy_trainer_refuses_a_component_that_may_be_absent(compose):
+def test_the_legacy_trainer_rejects_a_component_that_may_be_absent(compose):
     validate(compose(function="optional"))
     with pytest.raises(ValueError, match=r"gdpo_reward_keys: \['b'\] may be absent.*use_v1=true"):
         validate(compose("trainer.use_v1=false", function="optional"))
