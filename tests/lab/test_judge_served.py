@@ -106,9 +106,10 @@ def test_a_model_that_verl_serves_grades_five_criteria_in_one_request(
             assert row["judge"] == pytest.approx((sum(values[:4]) - values[4]) / 4)
         assert metrics["gdpo/judge/unscored"] == 0
         assert 0 <= metrics["gdpo/judge/criteria_varying"] <= 1
-        infos = [{key: row[key] for key in ("format", "correctness")} for row in rows]
-        for info, row in zip(infos, rows, strict=True):
-            info["judge"] = row["judge_by_criterion"]
+        infos = []
+        for row in rows:
+            info = {"format": row["format"], "correctness": row["correctness"]}
+            infos.append(info | {"judge": row["judge_by_criterion"]})
         groups = [row["uid"].split("_")[0] for row in rows]
         tokens = [row["response_tokens"] for row in rows]
         advantages = [row["gdpo_advantage"] for row in rows]

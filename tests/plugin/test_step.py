@@ -61,7 +61,7 @@ def hooks_of(adv_estimator="gdpo", *, dump=True, **settings):
 
 
 def step_of(hooks, global_step=1, rows=ROWS):
-    """Take a step of verl on rows between two padding rows; return the trainer and the metrics."""
+    """Take a step of verl on rows between two padding rows; return the step and the metrics."""
     real = [{"format": f, "correctness": c, "parse_error": code} for _, _, f, c, code in rows]
     own_keys, own_tokens = [row[0] for row in rows], [row[1] for row in rows]
     keys = ["pad 0", *own_keys, "pad 1"]

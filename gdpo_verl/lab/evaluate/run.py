@@ -94,9 +94,11 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
         _check_sampling(config)
         _check_workers(config, model)
         questions = answers.questions_of(config)
-        asked = _count(questions, config)
+        number_asked = _count(questions, config)
         rollout = config.actor_rollout_ref.rollout
-        launch.print_status(f"evaluate asks {asked or 'all'} × {rollout.val_kwargs.n} questions")
+        launch.print_status(
+            f"evaluate asks {number_asked or 'all'} × {rollout.val_kwargs.n} questions"
+        )
         launch.answer(
             config,
             launch.command(recipe, out, complete, config_dir),
@@ -107,7 +109,7 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     evaluation = answers.read(out / VALIDATION / f"{model.step or 0}.jsonl", trust=True)
     notes = [
         *_seen(questions, evaluation.sources, _prompts_of_training(model)),
-        *_unanswered(questions, evaluation.sources, asked),
+        *_unanswered(questions, evaluation.sources, number_asked),
     ]
     numbers = {
         "model": model.name,

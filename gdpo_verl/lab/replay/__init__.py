@@ -132,8 +132,8 @@ def replay(
                 trust=trust,
             )
             _replay_source(source, settings, result, out)
-    known = known_passing(result.asked.setting.objective)
-    result.asked.known_passing = result.recorded.known_passing = known
+    passing = known_passing(result.asked.setting.objective)
+    result.asked.known_passing = result.recorded.known_passing = passing
     singletons = result.asked.groups - result.asked.several
     if singletons:
         result.notes.append(f"groups of one response, whose advantage is 0: {singletons}")

@@ -52,7 +52,7 @@ def to_json(result: Replay) -> dict[str, Any]:
         "sign_changes": result.sign_changes,
         "changed_most": result.changed_most,
         "outcome": asked.outcome,
-        "advice": [vars(each) for each in result.verdict.advice],
+        "advice": [vars(advice) for advice in result.verdict.advice],
         "conclusion": result.verdict.conclusion,
         "forecast": result.forecast.for_step(result.groups_per_step),
         "notes": result.notes,

@@ -129,9 +129,9 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
     They are sorted by the number of responses that collapse under GRPO, the largest first, and then
     by an order that does not depend on rewards.
     """
-    ids = [(each.mini_batch, each.group) for each in responses]
-    vectors = [reward_vector(each.row, keys) for each in responses]
-    advantages = [reward_vector(each.row, ADVANTAGES) for each in responses]
+    ids = [(response.mini_batch, response.group) for response in responses]
+    vectors = [reward_vector(response.row, keys) for response in responses]
+    advantages = [reward_vector(response.row, ADVANTAGES) for response in responses]
     # NumPy converts None to NaN.
     rewards = np.array(vectors, dtype=np.float64).reshape(len(responses), len(keys))
     table = GroupTable.of(torch.from_numpy(rewards), ids)

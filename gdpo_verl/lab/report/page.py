@@ -46,23 +46,23 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
     """
     if not runs:
         raise RunError("expected at least one run directory, found none. Give one or several.")
-    found, missing = _read(runs)
-    components = list(dict.fromkeys(name for run in found for name in run.components))
-    recipes = group_by_recipe(found)
-    dumps = read_dumps(found)
+    readable, missing = _read(runs)
+    components = list(dict.fromkeys(name for run in readable for name in run.components))
+    recipes = group_by_recipe(readable)
+    dumps = read_dumps(readable)
     panels = {
         "curves": component_panels(recipes, components),
         "collapse": collapse_panels(recipes) if components else [],
         "training": training_panels(recipes),
     }
-    columns, rows = number_table(recipes, quantities(found, components))
-    summaries = [summarise_run(each) for each in dumps]
-    differences = config_differences(found)
+    columns, rows = number_table(recipes, quantities(readable, components))
+    summaries = [summarise_run(run_dumps) for run_dumps in dumps]
+    differences = config_differences(readable)
     notes = list(missing)
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
     pages = templates(__file__)
     script = pages.get_template("browser.js.j2").render()
-    names = [run.name for run in found]
+    names = [run.name for run in readable]
     page = pages.get_template("page.html.j2").render(
         names=names,
         recipes=recipes,
@@ -71,7 +71,7 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
         notes=notes,
         panels=panels,
         panel_svg=panel_svg,
-        window=smoothing_window(found),
+        window=smoothing_window(readable),
         columns=columns,
         rows=rows,
         differences=differences,
@@ -94,29 +94,30 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    found = []
+    """Return the runs at these paths, and a sentence for each path that could not be read."""
+    runs = []
     errors = []
     for path in find_runs(paths):
         try:
-            found.append(read_run(path))
+            runs.append(read_run(path))
         except RunError as error:
             # A folder that is not a run may hold only dumps, or TRL's completions.
             try:
-                found.append(run_of_dumps(path))
+                runs.append(run_of_dumps(path))
             except NoDumpsError:
                 errors.append(error)
             except ValueError as other:
                 errors.append(RunError(str(other)))
-    if not found:
+    if not runs:
         raise errors[0]
     # One wrong path must not prevent the report about the other runs.
-    left_out = [f"Left out: {each}" for each in errors]
+    left_out = [f"Left out: {error}" for error in errors]
     for line in left_out:
         _log.warning(printable(line))
-    names = [run.name for run in found]
+    names = [run.name for run in runs]
     # Runs whose directories have the same name get their parent's name as well.
-    for place, run in enumerate(found):
+    for place, run in enumerate(runs):
         if names.count(run.name) > 1:
             name = f"{run.path.resolve().parent.name}/{run.name}"
-            found[place] = replace(run, name=name)
-    return found, left_out
+            runs[place] = replace(run, name=name)
+    return runs, left_out

@@ -196,7 +196,7 @@ def markdown(cell: str) -> str:
 
 def _held_out(runs: Sequence[Run], component: str) -> Iterator[Quantity]:
     by_source = {run.path: run.validation_series(component) for run in runs}
-    sources = dict.fromkeys(source for each in by_source.values() for source in each)
+    sources = dict.fromkeys(source for curves in by_source.values() for source in curves)
     for source in sources:
         where = f" ({source})" if len(sources) > 1 else ""
         ends: dict[Path, Ends] = {}

@@ -222,11 +222,11 @@ def read_run(path: Path) -> Run:
 
 
 def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
-    found = dict(step_files(directory))
-    if not found:
+    dumps = dict(step_files(directory))
+    if not dumps:
         where = f"{directory.parent.resolve().name}/{directory.name}"
         notes.append(f"No {where}/<step>.jsonl: set {key} to keep the responses there.")
-    return found
+    return dumps
 
 
 def config_of(run: Path | None) -> DictConfig:

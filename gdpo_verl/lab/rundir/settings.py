@@ -113,7 +113,7 @@ class Setting:
         if batch is None or not self.objective.credits_turns:
             return decomposition.advantage
         column = f"{TOKENS}{BY_TURN}"
-        tokens: list[Any] = [each.row.get(column) for each in batch.responses]
+        tokens: list[Any] = [response.row.get(column) for response in batch.responses]
         for place, counts in zip(batch.places, tokens, strict=True):
             if counts is None:
                 raise ValueError(
@@ -177,10 +177,12 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
     if whiten == "token" and not source.counts_tokens:
         config = replace(config, estimator=replace(config.estimator, whiten="sequence"))
     # The rows also contain the derived components of their run, which no reward function returned.
-    components = [each for each in source.components if each.name not in config.derived]
-    returned = [each.name for each in components]
+    components = [
+        component for component in source.components if component.name not in config.derived
+    ]
+    returned = [component.name for component in components]
     if config.reward_keys is not None:
-        components = [each for each in components if each.name in config.reward_keys]
+        components = [component for component in components if component.name in config.reward_keys]
     return Setting(config.resolve(components, returned), str(estimator))
 
 
