@@ -130,7 +130,7 @@ def test_settings_of_another_engine_are_rejected_with_their_key(key, value):
         (None, {"actor_rollout_ref.model.use_fused_kernels": True}, "use_fused_kernels=false"),
     ],
 )
-def test_in_a_run_without_gdpo_settings_that_do_not_fit_are_reported_and_change_nothing(
+def test_in_a_run_without_gdpo_unsuitable_settings_are_reported_and_change_nothing(
     layers, changed, named, caplog, monkeypatch
 ):
     # After verl's first import, the log of the plug-in goes to stderr, which caplog does not
