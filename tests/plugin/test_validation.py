@@ -457,12 +457,17 @@ def test_a_reward_file_does_not_change_the_trainers_random_state(compose, tmp_pa
     assert states() == before
 
 
-def test_a_reward_file_that_exits_is_named(compose, tmp_path):
+def test_a_reward_file_that_is_missing_or_exits_is_named(compose, tmp_path):
     path = tmp_path / "exits.py"
     path.write_text("import sys\nsys.exit('no licence')\n")
-    config = compose(f"reward.custom_reward_function.path={path}")
-    with pytest.raises(ValueError, match=r"cannot load .*SystemExit: no licence"):
-        validation.objective_of(config)
+    faults = {
+        path: r"cannot load .*SystemExit: no licence \(.*exits.py:2\)\. Correct this",
+        tmp_path / "missing.py": r"module_path='.*missing.py'\. Give path=pkg://",
+    }
+    for file, fault in faults.items():
+        config = compose(f"reward.custom_reward_function.path={file}")
+        with pytest.raises(ValueError, match=fault):
+            validation.objective_of(config)
 
 
 def test_the_legacy_trainer_rejects_a_component_that_may_be_absent(compose):

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import gdpo_verl
 from gdpo_verl.advantage.variants import random_state_kept
 from gdpo_verl.config.components import Component, check_names, declared_components
 from gdpo_verl.config.parsing import plain
@@ -28,7 +29,7 @@ JUDGE = f"{ARGUMENTS}.judge"
 _ELSEWHERE = {"sandbox_fusion_url": "reward.sandbox_fusion.url"}
 # The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(gdpo_verl.__file__).parent
 # Files that are not the user's in a traceback.
 LIBRARIES = (
     "<frozen ",
@@ -37,6 +38,7 @@ LIBRARIES = (
     sysconfig.get_path("platlib"),
     str(_PACKAGE / "config"),
     str(_PACKAGE / "plugin"),
+    str(_PACKAGE / "upstream"),
     str(_PACKAGE / "lab"),
 )
 
