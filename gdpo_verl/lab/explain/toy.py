@@ -138,10 +138,11 @@ class Method:
             settings=settings,
             conditioned=apply_conditions(rows, names, on_first if self.conditioned else {}),
         )
-        values = decomposition.grpo
         if self.decoupled:
             # `combined` is divided by the largest weight; GRPO's advantage is not.
             values = decomposition.combined * decomposition.largest_weight
+        else:
+            values = decomposition.grpo
         return values.reshape(rewards.shape[:3])
 
     def advantages(self, combined: Tensor) -> Tensor:
