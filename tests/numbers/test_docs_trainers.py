@@ -34,11 +34,12 @@ def page():
 
 def test_older_verl(page):
     columns = {"correct": "a", "short": "b"}
-    own = {name: np.array([row[key] for row in DICTS]) for name, key in columns.items()}
-    uids = np.array(["x", "x", "y", "y"], dtype=object)
+    arrays = {"uid": np.array(["x", "x", "y", "y"], dtype=object)}
+    for name, key in columns.items():
+        arrays[name] = np.array([row[key] for row in DICTS])
     mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
     batch = {"response_mask": mask.long()}
-    data = Object(batch=batch, non_tensor_batch=own | {"uid": uids})
+    data = Object(batch=batch, non_tensor_batch=arrays)
     assert page["compute_advantage of data"](data, "gdpo", gamma=1.0) is data
     expected = torch.tensor(BY_TOKENS, dtype=torch.float32)[:, None] * mask
     torch.testing.assert_close(data.batch["advantages"], expected)
