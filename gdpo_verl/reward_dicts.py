@@ -199,9 +199,9 @@ def _token_counts(token_counts: Any, objective: Objective, size: int) -> list[li
     Without components by turn, each response counts as one turn. Raises ValueError for a wrong
     number of responses, and for a value that is not a count of tokens (the error names its row).
     """
-    found = len(token_counts) if hasattr(token_counts, "__len__") else repr(token_counts)
-    if found != size:
-        raise ValueError(f"token_counts: expected {size}, one a response, found {found}")
+    count = len(token_counts) if hasattr(token_counts, "__len__") else repr(token_counts)
+    if count != size:
+        raise ValueError(f"token_counts: expected {size}, one for each response, found {count}")
     wanted = "a number of tokens, as no component is by turn"
     if objective.by_turn:
         names = sorted(objective.by_turn)
@@ -351,7 +351,7 @@ def _turns_of(
     if not is_list(value):
         raise ValueError(
             f"{objective.config.wording.rewards}: expected a list for {key!r}, which is declared "
-            "by turn, one number or None for each turn of the model's, found "
+            "by turn, with one number or None for each turn of the model, found "
             f"{value!r} for row {row}"
         )
     return [_number(number, key, objective, row) for number in value]
@@ -578,8 +578,11 @@ def _number(value: Any, key: str, objective: Objective, row: str) -> float:
             f"{key!r}, found {value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
         )
         if is_list(value) and key not in objective.by_turn:
-            fault += f" A list, one number a turn, is declared: @declares(..., by_turn=({key!r},))."
+            fault += (
+                " A list with one number for each turn must be declared: "
+                f"@declares(..., by_turn=({key!r},))."
+            )
         if isinstance(value, Mapping):
-            fault += f" A mapping is declared: @declares(..., by_criterion=({key!r},))."
+            fault += f" A mapping must be declared: @declares(..., by_criterion=({key!r},))."
         raise ValueError(fault)
     return number

@@ -83,9 +83,9 @@ def check_ranges(
         raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}") from error
     # Two NaN mean a component without a range. One NaN means that an end of a range is missing,
     # which is an error.
-    given = ~values.isnan()
+    present = ~values.isnan()
     if values.shape != (size, 2) or bool(
-        (given.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()
+        (present.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()
     ):
         raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}")
     return values

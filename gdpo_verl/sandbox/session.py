@@ -200,8 +200,8 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             except EOFError:
                 self.close()
                 errors.seek(0)
-                said = errors.read()[-400:].decode(errors="replace").strip()
-                text = f"the sandbox {self.protection.name} did not start: {said}"
+                output = errors.read()[-400:].decode(errors="replace").strip()
+                text = f"the sandbox {self.protection.name} did not start: {output}"
                 raise SandboxError(text) from None
         return self.process
 

@@ -91,8 +91,8 @@ def objective_of(
         problem = reward.not_a_dict(info, settings)
         if problem:
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
-        known = unnested(info)
-        read_components([known], settings.resolve(declared, list(known)), [row])
+        rewards = unnested(info)
+        read_components([rewards], settings.resolve(declared, list(rewards)), [row])
     objective = settings.resolve(declared)
     if returned is not None:
         for info in list(returned.values()) or [{}]:

@@ -179,10 +179,10 @@ def rows_of_columns(
     """
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
-    known = [key for key in objective.columns if key in columns]
+    present = [key for key in objective.columns if key in columns]
     infos = []
     for row in range(len(uids)):
-        infos.append({key: columns[key][row] for key in known})
+        infos.append({key: columns[key][row] for key in present})
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]
     return RewardRows(objective, infos, keys)
 

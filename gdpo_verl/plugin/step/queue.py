@@ -61,8 +61,8 @@ def columns(keys: Sequence[str], partition_id: str, names: Sequence[str]) -> lis
     """Read fields as one dict for each row; fields that do not exist are left out."""
     # `uid` always exists. It is read because the other fields may all be missing.
     fields = fetch(keys, partition_id, ["uid", *names])
-    known = [name for name in names if name in fields.keys()]  # noqa: SIM118  a TensorDict
-    present = {name: _values(fields[name]) for name in known}
+    existing = [name for name in names if name in fields.keys()]  # noqa: SIM118  a TensorDict
+    present = {name: _values(fields[name]) for name in existing}
     infos = []
     for row in range(len(keys)):
         infos.append({name: values[row] for name, values in present.items()})

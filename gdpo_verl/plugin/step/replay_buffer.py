@@ -178,19 +178,20 @@ def filter_by_components(
         if partition_id != "train":
             return set(), Counter()
         finished = replay_buffer.finished_keys[partition_id]
-        known = replay_buffer._dapo_classification_cache[partition_id]
-        now = objective.weights_at(global_step())
-        if now != weights:
-            weights = now
-            known.clear()
-        for uid in known.keys() - finished:
-            del known[uid]
-        new = finished - known.keys()
+        classified = replay_buffer._dapo_classification_cache[partition_id]
+        current_weights = objective.weights_at(global_step())
+        # Groups must be classified again when scheduled weights change.
+        if current_weights != weights:
+            weights = current_weights
+            classified.clear()
+        for uid in classified.keys() - finished:
+            del classified[uid]
+        new = finished - classified.keys()
         rows = replay_buffer.partitions[partition_id]
         keys = [key for key in rows if RowKey.parse(key).uid in new]
         silent = _silent_groups(keys, partition_id, objective, global_step())
-        known.update(dict.fromkeys(new) | silent)
-        dropped = {uid: score for uid, score in known.items() if score is not None}
+        classified.update(dict.fromkeys(new) | silent)
+        dropped = {uid: score for uid, score in classified.items() if score is not None}
         return set(dropped), Counter(dropped.values())
 
     wrap(replay_buffer, "_dapo_filtered_keys", filtered)
