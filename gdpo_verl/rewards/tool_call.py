@@ -100,6 +100,7 @@ def correctness_reward(response: str, ground_truth: str, *, strict: bool = True)
     possible similarity. Each expected call is matched with at most one call of the same name.
 
     S = J(names) + sum of (J(parameter names) + number of equal parameters) over the matched calls
+
     M = 1 + sum of (1 + number of parameters) over the expected calls
 
     J is the Jaccard similarity of multisets.
