@@ -1,6 +1,6 @@
-"""GDPO for verl: several rewards, each normalised within its group before they are added.
+"""GDPO for verl: each reward is normalised within its group before the rewards are added.
 
-https://arxiv.org/abs/2601.05242. Importing this package loads neither verl nor Ray.
+The paper is https://arxiv.org/abs/2601.05242. Importing this package loads neither verl nor Ray.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import, and each of verl's processes imports this package.
+    # The public functions are imported at first use: they need torch, which takes seconds to
+    # import, and each of verl's processes imports this package.
     if name == "advantages_of":
         from gdpo_verl.reward_dicts import advantages_of
 

@@ -1,8 +1,11 @@
-"""Statistics of each reward component in a batch: pure functions of rewards and groups.
+"""Metrics of the reward components of a batch: pure functions of rewards and groups.
 
-Each mean is `Weighted` by the number of values in it. verl averages metrics over the mini-batches
-of a step, and a mean over one scored row must not count as much as a mean over a hundred rows. A
-`decomposition` has B rows and K components; `keys` are the names of the components.
+Each mean is a `Weighted` number, which knows the number of values in the mean. verl averages
+metrics over the mini-batches of a step, and a mean over one scored row must not count as much as a
+mean over a hundred rows.
+
+In all functions a `decomposition` has B rows and K components, and `keys` are the names of the
+components. docs/metrics.md explains each metric.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from gdpo_verl.distinct import DISTINCT_TOLERANCE
 
 
 class Weighted(float):
-    """A statistic, and the number of rows, groups or other items in the mean.
+    """A mean, and the number of rows, groups or other items in the mean.
 
-    The weighted mean of several statistics is the statistic of all items together. For standard
-    deviations it is the mean deviation within the parts.
+    The weighted mean of several such numbers is the mean of all items together. For standard
+    deviations it is the mean of the deviations within the mini-batches.
     """
 
     weight: float
@@ -43,7 +46,7 @@ class Weighted(float):
 
     @classmethod
     def of(cls, total: float, weight: float) -> Weighted:
-        """Return the mean of values that add up to `total`; 0 where there are none."""
+        """Return the mean of `weight` items whose sum is `total`; 0 if there are no items."""
         return cls(total / (weight or 1.0), weight)
 
     def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
@@ -63,11 +66,13 @@ def batch_metrics(
     Args:
       objective: the components and settings of the decomposition.
       failed_sessions: as in `coverage_metrics`.
-      trains: the decomposition's advantage trains the model; else GRPO's does, on the same sum.
-      by_turn: the decomposition of the turns, where their advantages train the model.
+      trains: whether the advantage of the decomposition trains the model. If not, the advantage of
+        GRPO on the same score does.
+      by_turn: the decomposition of the turns, if the advantages of the turns train the model.
     """
     keys = objective.keys
-    # A reward is reported as it was returned; its effect is reported after the conditions.
+    # The metrics of rewards describe the values before the conditions. The other metrics describe
+    # the values after the conditions, because those values train the model.
     metrics = component_metrics(
         decomposition.raw, decomposition.groups, keys, ranges=objective.ranges
     )
@@ -82,7 +87,8 @@ def batch_metrics(
     metrics |= influence_metrics(decomposition, advantage, keys)
     if trains:
         step = trained.batch_step
-        # The advantage of a dead group: its 0 is moved by the mean of the batch.
+        # Whitening subtracts the batch's mean, also from the advantage 0 of a dead group. This
+        # metric is the advantage that such a group gets.
         metrics[names.WHITEN_SHIFT.key] = -step.mean * step.factor
         if step.whitened:
             metrics[names.WHITEN_GAIN.key] = step.factor
@@ -100,11 +106,11 @@ def component_metrics(
     *,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, float]:
-    """Statistics of each component: `names.MEAN` to `names.UNSCORED`.
+    """Compute the statistics of each component: `names.MEAN` to `names.UNSCORED`.
 
-    The metrics under ``rewards/`` have the names of TRL's. Where no row has the component, only
-    `names.UNSCORED` is returned. `names.SATURATION` needs the range of the component, and is not
-    limited to 0 to 1 when rewards lie outside of the range.
+    The metrics under ``rewards/`` have the same keys as in TRL. If a component is scored in no
+    row, only its `names.UNSCORED` is returned. `names.SATURATION` needs the range of the component.
+    It is below 0 or above 1 if the mean lies outside of the range.
 
     Args:
       rewards: shape (B, K), in reward units; NaN where not scored.
@@ -129,7 +135,8 @@ def component_metrics(
         metrics |= {
             names.MEAN.of(key): Weighted(float(present.mean()), n),
             names.STD.of(key): Weighted(float(present.std()) if n > 1 else 0.0, n),
-            # Not weighted: verl takes the minimum and the maximum over several mini-batches.
+            # These need no weight: over several mini-batches, verl takes the minimum of keys with
+            # "min" and the maximum of keys with "max".
             names.MIN.of(key): float(present.min()),
             names.MAX.of(key): float(present.max()),
             names.CONSTANT_GROUPS.of(key): Weighted.of(scored - moving, scored),
@@ -142,12 +149,13 @@ def component_metrics(
 
 
 def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str, float]:
-    """Compute the spread of a component from turn to turn: `names.TURN_SPREAD`.
+    """Compute how much a component varies over the turns of a response: `names.TURN_SPREAD`.
 
-    The result is empty where no response has two scored turns.
+    The result is empty if no response has two scored turns.
 
     Args:
-      lists: the component of each response; None and NaN where not scored.
+      lists: the numbers of the turns of each response. A turn that is not scored is NaN, and a
+        response that is not scored is None.
 
     >>> turn_metrics("ok", [[1.0, 0.0, 1.0, 0.0], [1.0], None])["gdpo/ok/turn_spread"] ** 2
     0.3333333333333333
@@ -164,12 +172,17 @@ def turn_metrics(key: str, lists: Sequence[Sequence[float] | None]) -> dict[str,
 
 
 def criteria_metrics(key: str, criteria: Criteria, groups: Groups) -> dict[str, float]:
-    """Compute which criteria of a component teach something, before conditions.
+    """Compute how many criteria of a component vary in their groups, before conditions.
 
-    Over the criteria of all groups that are scored for a response of the group:
-    `names.CRITERIA_MET_BY_ALL` and `names.CRITERIA_MET_BY_NONE`, the shares of those that do not
-    vary in the group, above 0 and not; `names.CRITERIA_VARYING`, the share of the others.
-    `names.ALL_CRITERIA_MET`, the share of responses that meet each criterion of positive weight.
+    A criterion teaches something in a group only if it varies there. Three metrics are shares of
+    the criteria of all groups. They leave out a criterion that no response of a group is scored on.
+
+    - `names.CRITERIA_MET_BY_ALL`: the criterion is constant in its group, and above 0.
+    - `names.CRITERIA_MET_BY_NONE`: the criterion is constant in its group, and 0 or below.
+    - `names.CRITERIA_VARYING`: the criterion varies in its group.
+
+    `names.ALL_CRITERIA_MET` is the share of responses that meet each scored criterion of positive
+    weight.
     """
     spread = Spread(criteria.raw, groups)
     met = criteria.raw > 0
@@ -192,17 +205,19 @@ def criteria_metrics(key: str, criteria: Criteria, groups: Groups) -> dict[str, 
 def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> dict[str, float]:
     """Compute each component's share of the advantage, and conflicts between components.
 
-    With the terms c[i, k] = w_k z[i, k] that GDPO adds, 0 where not scored:
+    GDPO adds the terms c[i, k] = w_k z[i, k], in units of the largest weight. A term is 0 where the
+    component is not scored.
 
-    `names.ADVANTAGE_SHARE` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|, 0 for all components when
-    nothing varies;
-    `names.SIGN_CONFLICTS`, the share of rows in which one term is above `DISTINCT_TOLERANCE` and
-    another below its negative, in units of the largest weight.
+    - `names.ADVANTAGE_SHARE` = sum_i |c[i, k]| / sum_l sum_i |c[i, l]|. If nothing varies, it is 0
+      for all components.
+    - `names.SIGN_CONFLICTS` is the share of rows in which one term is above `DISTINCT_TOLERANCE`
+      and another term is below its negative.
     """
     terms = decomposition.terms
     sizes = terms.abs().sum(dim=0)
     total = float(sizes.sum())
-    # The total is the weight, because a mini-batch in which little varies says little about shares.
+    # The total is the weight, because the shares in a mini-batch in which little varies are mostly
+    # chance.
     metrics: dict[str, float] = {
         names.ADVANTAGE_SHARE.of(key): Weighted.of(size, total)
         for key, size in zip(keys, sizes.tolist(), strict=True)
@@ -214,13 +229,15 @@ def contribution_metrics(decomposition: Decomposition, keys: Sequence[str]) -> d
 
 
 def coverage_metrics(decomposition: Decomposition, failed_sessions: int = 0) -> dict[str, float]:
-    """Compute the shares of groups, rows and sessions that teach GDPO nothing.
+    """Compute the shares of groups, rows and rollouts from which GDPO learns nothing.
 
-    `names.SINGLETON_GROUPS`, groups of one row, scored or not; `names.UNSCORED_ROWS`;
-    `names.FAILED_SESSIONS`, the share among failed sessions and rows together.
+    - `names.SINGLETON_GROUPS`: groups with a single row, scored or not.
+    - `names.UNSCORED_ROWS`: rows without a scored component.
+    - `names.FAILED_SESSIONS`: failed rollouts, as a share of rows and failed rollouts together.
 
     Args:
-      failed_sessions: the number of sessions that left no row.
+      failed_sessions: the number of rollouts that failed, and therefore have no row. verl calls a
+        rollout a session.
     """
     codes, number = decomposition.groups
     single = codes.bincount(minlength=number) == 1
@@ -233,14 +250,14 @@ def coverage_metrics(decomposition: Decomposition, failed_sessions: int = 0) -> 
 
 
 def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
-    """Compute the shares of rows whose response could not be parsed, per reason.
+    """Compute the shares of rows whose response could not be parsed, for each reason.
 
-    `names.PARSE_ERROR_SHARE`, and `names.PARSE_ERROR_CODE` for each code that occurs. A code that
-    is missing has the share 0. The result is empty when no row has a code.
+    The result has `names.PARSE_ERROR_SHARE`, and `names.PARSE_ERROR_CODE` for each code that
+    occurs. A code that is missing has the share 0. The result is empty if no row has a code.
 
     Args:
-      codes: what the reward function returned as `parse_error` for each row, 0 for no error;
-        None where it returned no such key.
+      codes: the `parse_error` that the reward function returned for each row. It is 0 if there was
+        no error, and None if the function did not return this key.
 
     >>> parse_error_metrics([0, 4, 4, 1])[names.PARSE_ERROR_CODE.of(4)]
     0.5
@@ -257,21 +274,23 @@ def parse_error_metrics(codes: Sequence[float | None]) -> dict[str, float]:
 
 
 def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
-    """Return the mean number of distinct advantages within a group, without NaN rows.
+    """Return the number of distinct advantages in a group, averaged over the groups.
 
-    Two neighbours in order of size are distinct when they differ by more than
-    `DISTINCT_TOLERANCE`; closer ones count as one. When GRPO has fewer distinct advantages than
-    GDPO on the same rewards, its advantages have collapsed.
+    Two neighbours in the sorted advantages of a group are distinct if they differ by more than
+    `DISTINCT_TOLERANCE`. If GRPO has fewer distinct advantages than GDPO for the same rewards,
+    GRPO gives the same advantage to responses with different rewards (the collapse that the paper
+    describes).
 
     Args:
-      advantage: shape (B,), unitless, before whitening.
+      advantage: shape (B,), unitless, before whitening; rows with NaN are ignored.
       group_ids: B hashables, or a tensor of shape (B,).
     """
     groups, count = factorize_groups(group_ids, advantage)
     live = ~advantage.isnan()
     if not bool(live.any()):
         return Weighted(0.0, 0)
-    # Sorted by group, and within a group by size, each new advantage is a step between two rows.
+    # The rows are sorted by group, and within a group by size. Then a new distinct advantage begins
+    # wherever two neighbouring rows differ.
     values, by_value = advantage[live].sort()
     codes, by_group = groups[live][by_value].sort(stable=True)
     values = values[by_group]
@@ -281,9 +300,9 @@ def distinct_advantages(advantage: Tensor, group_ids: GroupIds) -> float:
 
 
 def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
-    """Compute `distinct_advantages` in these groups for GRPO and for GDPO."""
-    # Without division by the deviations, GRPO's advantage grows with the weights. GDPO's is in
-    # units of the largest weight.
+    """Compute `distinct_advantages` for the advantages of GRPO and of GDPO."""
+    # `combined` is in units of the largest weight. If the deviations are not divided out, GRPO's
+    # advantage is in units of the weights, too, and must be brought to the same unit.
     unit = 1.0 if decomposition.scale else decomposition.largest_weight
     summed = torch.where(decomposition.has_advantage, decomposition.grpo / unit, torch.nan)
     groups = decomposition.groups
@@ -294,19 +313,23 @@ def collapse_metrics(decomposition: Decomposition) -> dict[str, float]:
 
 
 def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[str, float]:
-    """Compute the shares of groups in which the outcome is constant and other rewards train.
+    """Compute the shares of groups in which the outcome is constant.
 
-    `names.PHANTOM_GROUPS`, the groups in which the outcome is constant, another reward with a
-    weight varies, and no gate excludes it from training;
-    `names.GATED_GROUPS`, the groups that a gate leaves without advantage, where there is a gate.
-    The result is empty where `outcome`, the column of the outcome, is None.
+    The outcome is the component that says whether the task is solved.
+
+    - `names.PHANTOM_GROUPS`: the outcome is constant, another component with a weight varies, and
+      no gate excludes the group. The update then follows only the other component.
+    - `names.GATED_GROUPS`: the gate gives the group no advantage. It is returned only if there is
+      a gate.
+
+    The result is empty if `outcome`, the column of the outcome, is None.
     """
     if outcome is None:
         return {}
     spread = decomposition.spread
     groups = decomposition.groups
     same = Gate(outcome).closed(spread)
-    # A component with weight 0 trains nothing, even if it varies.
+    # A component with weight 0 has no effect on training, even if it varies.
     others = spread.group_varies & (decomposition.weights != 0)
     closed = decomposition.gated
     rows = torch.stack([same & others.any(dim=1) & ~closed, closed], dim=1)
@@ -320,16 +343,17 @@ def outcome_metrics(decomposition: Decomposition, outcome: int | None) -> dict[s
 def influence_metrics(
     decomposition: Decomposition, advantage: Tensor, keys: Sequence[str]
 ) -> dict[str, float]:
-    """Measure how an advantage moves each reward, and how noisy GDPO's sum is.
+    """Compute how an advantage moves each reward, and the variance of GDPO's sum.
 
-    Over the rows that have an advantage:
+    Both metrics use only the rows that have an advantage.
 
-    `names.INFLUENCE` = Cov(A, z_k), with z = 0 where not scored. A small step along A changes the
-    mean of reward k, in units of its deviations within groups, in proportion to the influence
-    (https://arxiv.org/abs/2602.06869). With a negative influence the reward falls;
-    `names.NOISE_FLOOR`, the variance of sum_k w_k z_k within a group, w' C w with the group's
-    correlations C, averaged over the groups of two rows or more: sum_k w_k^2 for independent
-    rewards, (sum_k |w_k|)^2 for equal rewards, 0 where they cancel or nothing varies.
+    - `names.INFLUENCE` = Cov(A, z_k), with z = 0 where not scored. A small step along A changes the
+      mean of reward k in proportion to its influence, in units of the deviation of reward k within
+      groups (https://arxiv.org/abs/2602.06869). A reward with a negative influence falls.
+    - `names.NOISE_FLOOR` is the variance of sum_k w_k z_k within a group, averaged over the groups
+      of two rows or more. It equals w' C w with the correlations C of the rewards in the group:
+      sum_k w_k^2 for independent rewards, (sum_k |w_k|)^2 for equal rewards, and 0 where the
+      rewards cancel or nothing varies.
 
     Args:
       advantage: the advantage of the estimator that trains the model, shape (B,).
@@ -342,7 +366,7 @@ def influence_metrics(
         for key, value in zip(keys, influences.tolist(), strict=True)
     }
     spread = Spread((decomposition.combined * largest)[:, None], decomposition.groups)
-    # Each row has its share of its group, so that a sum over rows is a sum over groups.
+    # Each row counts 1 / (rows of its group), so that a sum over rows is a sum over groups.
     share = torch.where(spread.scored & (spread.count > 1), 1 / spread.count, 0.0)
     groups = float(share.sum())
     total = float((share * spread.std.square()).sum())
@@ -353,38 +377,39 @@ def influence_metrics(
 def influence_terms(decomposition: Decomposition, advantage: Tensor) -> Tensor:
     """Return A z_k for each row that has an advantage, and 0 for other rows: shape (B, K).
 
-    The mean is Cov(A, z_k): each z has the mean 0 over these rows, so the mean of the advantage
-    does not matter.
+    The mean of A z_k over the rows with an advantage is Cov(A, z_k), because z_k has the mean 0
+    over these rows.
     """
     kept = torch.where(decomposition.has_advantage, advantage, 0.0)
     return kept[:, None] * decomposition.normalized.nan_to_num(0.0)
 
 
 def variant_metrics(decomposition: Decomposition) -> dict[str, float]:
-    """Compare the chosen variant with GDPO and GRPO; the result is empty for GDPO itself.
+    """Compare the configured variant with GDPO and GRPO; the result is empty for GDPO itself.
 
-    `names.ZERO_ROWS`, the share of responses to which it gives 0; `names.AGREES_WITH_GDPO` and
-    `names.AGREES_WITH_GRPO`, the correlation of its advantages with those of GDPO and GRPO over the
-    responses. A correlation is missing where one of the two is constant.
+    - `names.ZERO_ROWS`: the share of responses to which the variant gives the advantage 0.
+    - `names.AGREES_WITH_GDPO` and `names.AGREES_WITH_GRPO`: the correlation, over the responses, of
+      the variant's advantages with the advantages of GDPO and GRPO. A correlation is missing if one
+      of the two is constant.
     """
     variant = decomposition.settings.variant
     if variant is GDPO:
         return {}
-    found = decomposition.advantage
+    advantage = decomposition.advantage
     name = variant.name
-    metrics: dict[str, float] = {names.ZERO_ROWS.of(name): _share(found == 0)}
+    metrics: dict[str, float] = {names.ZERO_ROWS.of(name): _share(advantage == 0)}
     others = (
         (names.AGREES_WITH_GDPO, decomposition.gdpo),
         (names.AGREES_WITH_GRPO, decomposition.grpo),
     )
     for metric, other in others:
-        pair = torch.stack([found, other])
+        pair = torch.stack([advantage, other])
         pair = pair - pair.mean(dim=1, keepdim=True)
-        # torch.corrcoef returns NaN for a constant, as in a batch in which nothing varies.
+        # torch.corrcoef would return NaN for a constant, which occurs if nothing varies in a batch.
         lengths = pair.square().sum(dim=1).sqrt()
         if bool((lengths > 0).all()):
             correlation = float((pair[0] / lengths[0]) @ (pair[1] / lengths[1]))
-            metrics[metric.of(name)] = Weighted(correlation, len(found))
+            metrics[metric.of(name)] = Weighted(correlation, len(advantage))
     return metrics
 
 

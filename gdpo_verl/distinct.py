@@ -1,4 +1,4 @@
-"""The definition of "the same advantage"."""
+"""The tolerance within which two advantages are the same."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import itertools
 from collections.abc import Sequence
 
 DISTINCT_TOLERANCE = 1e-4
-"""Neighbours in order of size that differ by at most this number are the same advantage.
+"""Two neighbours in a sorted list of advantages are the same if they differ by at most this number.
 
-The estimator treats the same size as noise (`gdpo_verl.advantage.NOISE_FLOOR`), because components
-that cancel leave a small remainder, which comes from the groups' epsilon.
+The estimator treats numbers of this size as noise (`gdpo_verl.advantage.NOISE_FLOOR`): when
+components cancel, the epsilon in the group normalisation leaves a small remainder.
 """
 
 
 def levels(advantages: Sequence[float]) -> list[int]:
-    """Number the distinct advantages of a group from the smallest, for each response.
+    """Return the rank of each response among the distinct advantages of its group.
+
+    The smallest advantage has the rank 0, and equal advantages have the same rank.
 
     >>> levels([0.5, -1.0, 0.50004, 0.7])
     [1, 0, 1, 2]

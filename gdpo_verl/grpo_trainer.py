@@ -1,4 +1,4 @@
-"""The part that our trainers in TRL and ms-swift share: a `GRPOTrainer` with other advantages."""
+"""The code that our trainers for TRL and ms-swift share: GDPO's advantages for a `GRPOTrainer`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class GDPOMixin:
-    """The settings, advantages and metrics of a `GRPOTrainer`, which has the other attributes.
+    """The settings, advantages and metrics of GDPO, to be combined with a `GRPOTrainer`.
+
+    A subclass sets the attributes below. The `GRPOTrainer` has the other annotated attributes.
 
     Attributes:
-      wording: the names of the settings in errors.
-      option: what the name of an argument of the trainer begins with in errors.
-      rename: the remedy where two reward functions have one name.
+      wording: the names of the settings in error messages.
+      option: the text before the name of a trainer's argument in error messages, such as "--".
+      rename: what to do if two reward functions have the same name, for error messages.
       scales: the values of `scale_rewards` that need no warning.
     """
 
@@ -52,12 +54,16 @@ class GDPOMixin:
         ranges: Mapping[str, tuple[float, float]] | None,
         by_criterion: str | Sequence[str] = (),
     ) -> None:
-        """Read the settings and fit them to the reward functions.
+        """Read the settings, compare them with the reward functions, and set `self.objective`.
 
-        `by_criterion` names the functions that return a mapping for each completion, from its
-        criteria to their grades.
+        Args:
+          gdpo: the settings as in verl's `algorithm` node.
+          ranges: the lowest and the highest value of each component, by its name.
+          by_criterion: the names of the functions that return a mapping for each completion, from
+            each criterion to its value.
 
-        Raises ValueError for a wrong setting.
+        Raises:
+          ValueError: a setting is wrong.
         """
         names = self.reward_func_names
         if len(set(names)) < len(names):
@@ -71,7 +77,7 @@ class GDPOMixin:
                 f"{self.wording.root}.gdpo.credit: reward functions return one number per "
                 "completion, and none per turn. Remove this setting."
             )
-        # The functions declare nothing: the ranges are an argument.
+        # TRL's and ms-swift's reward functions have no declarations, so the ranges are given here.
         components = _components(names, ranges)
         for name in as_names(by_criterion):
             parsing.check_component("by_criterion", name, names)
@@ -80,18 +86,19 @@ class GDPOMixin:
         self.objective.check_groups(self.num_generations)
         self.objective.try_derived({})
         self._warn()
-        # What the trainer logs as `reward` is then the sum of what is trained.
+        # The trainer logs the sum with `reward_weights` as `reward`. With the weights of the
+        # objective, that is the score that GDPO's weights describe.
         weights = self.weights_by_name()
         self.reward_weights = torch.tensor([weights.get(name, 0.0) for name in names]).to(
             self.reward_weights
         )
 
     def weights_by_name(self) -> dict[str, float]:
-        """The weight of each component, without schedules."""
+        """Return the weight of each component, without schedules."""
         return dict(zip(self.objective.keys, self.objective.weights, strict=True))
 
     def _settings(self, gdpo: Mapping[str, Any] | None) -> GdpoConfig:
-        """The settings, with the trainer's own weights."""
+        """Read the settings, with the trainer's `reward_weights` if they are set."""
         settings = parsing.plain(parsing.mapping(self.wording.root, gdpo))
         weights = self.args.reward_weights
         if weights is not None:
@@ -100,14 +107,14 @@ class GDPOMixin:
                     f"{self.wording.weights}: {self.option}reward_weights is set, too. Remove one "
                     "of them."
                 )
-            # The trainer wants one for each function, whichever the keys leave out.
+            # The trainer has a weight for each function, also for those that are not components.
             keys = settings.get("gdpo_reward_keys") or self.reward_func_names
             named = dict(zip(self.reward_func_names, weights, strict=False))
             settings["gdpo_reward_weights"] = {key: named[key] for key in keys if key in named}
         return GdpoConfig.from_algorithm(settings, self.wording)
 
     def _warn(self) -> None:
-        """Warn of settings that have no effect, and of too small groups in evaluations."""
+        """Warn about settings that have no effect, and about groups too small for evaluations."""
         if self.scale_rewards not in self.scales:
             logger.warning(
                 "%sscale_rewards=%r has no effect in GDPOTrainer, which divides each "
@@ -129,15 +136,17 @@ class GDPOMixin:
     def decompose(
         self, rewards: Tensor, tokens: Tensor, mappings: Mapping[str, Sequence[Any]] | None = None
     ) -> Decomposition:
-        """Compute the advantages of all processes' responses, and log their metrics.
+        """Compute the advantages of the responses of all processes, and log their metrics.
 
         Args:
-          rewards: float64, shape (B, K), in reward units, a group's responses one after the other;
-            NaN where not scored.
-          tokens: of each response, shape (B,).
-          mappings: the grades of each response, for the components by criterion.
+          rewards: float64, shape (B, K), in reward units; NaN where not scored. The responses of a
+            group are adjacent rows.
+          tokens: the number of tokens of each response, shape (B,).
+          mappings: for each component by criterion, the mapping of each response from a criterion
+            to its value.
 
-        Raises ValueError for a reward that is no finite number, with its row.
+        Raises:
+          ValueError: a reward is not a finite number. The error names its row.
         """
         objective = self.objective
         names = self.reward_func_names
@@ -151,7 +160,7 @@ class GDPOMixin:
         numbers = row_numbers(rows)
         graded = graded_criteria(rows, objective, numbers)
         raw = read_components(rows, objective, numbers, graded)
-        # The trainer counts the steps that are done, and a schedule the one that is taken.
+        # `global_step` counts finished steps, while schedules use the number of the current step.
         done = self.state.global_step
         if self.model.training:
             metrics, size, step = self._metrics["train"], self.num_generations, done + 1
@@ -165,21 +174,21 @@ class GDPOMixin:
         metrics["reward_std"][-1] = float(sums.std())
         if objective.config.metrics:
             for name, value in batch_metrics(decomposition, objective).items():
-                # The trainer has them of its functions.
+                # The trainer itself logs the mean and the deviation of each reward function.
                 if (MEAN.name_in(name) or STD.name_in(name)) not in names:
                     metrics[name].append(float(value))
         return decomposition
 
 
 def row_numbers(rows: Sequence[Any]) -> list[str]:
-    """Return what an error calls each row."""
+    """Return the name of each row in error messages, which is its number."""
     return [str(row) for row in range(len(rows))]
 
 
 def decimals(rewards: Tensor) -> Tensor:
-    """Return rewards in float32 as float64 with the same decimals: 0.7 and not 0.69999999.
+    """Convert float32 rewards to float64 with the same decimals: 0.7 and not 0.69999999.
 
-    Up to seven digits, this is the number that a reward function returned.
+    A reward with up to seven digits becomes exactly the number that its function returned.
     """
     return torch.from_numpy(rewards.float().cpu().numpy().astype(str).astype(float))
 
@@ -187,7 +196,7 @@ def decimals(rewards: Tensor) -> Tensor:
 def _components(names: list[str], ranges: Mapping[str, Any] | None) -> list[Component]:
     """Return a component for each reward function, with its range.
 
-    Raises ValueError for a range of an unknown function, and for a value that is not a range.
+    Raises ValueError if a range is given for an unknown function, or is not a pair of numbers.
     """
     components = {name: Component(name) for name in names}
     for name, pair in parsing.mapping("ranges", ranges, "{name: (low, high)}").items():

@@ -1,4 +1,4 @@
-"""Names: each metric's with its meaning and unit, and the known name nearest to a misspelt one."""
+"""The metrics that we log, with their meanings and units, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 SCORES = "rewards/"
-"""The first part of the names of metrics that describe a reward under any estimator."""
+"""The first part of the keys of metrics that describe a reward and exist for any estimator."""
 DECOMPOSITION = "gdpo/"
-"""The first part of the names of metrics that describe the decomposition."""
+"""The first part of the keys of metrics that describe how rewards become advantages."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,11 @@ class Metric:
     """A metric that we log.
 
     Attributes:
-      key: its name in the trackers; `<component>`, `<variant>` or `<code>` stands for a name.
-      meaning: the formula, as in docs/metrics.md, which explains the symbols.
-      unit: the reward's own, a share from 0 to 1, a number of advantages, or none.
+      key: the key in the trackers. `<component>`, `<variant>` or `<code>` stands for the name of a
+        component, a variant, or a code of `parse_error`.
+      meaning: the formula. docs/metrics.md has the same text, and explains the symbols.
+      unit: "reward" for the unit of the reward itself, "share" for a number from 0 to 1,
+        "advantages" for a number of advantages, or "none".
     """
 
     key: str
@@ -30,11 +32,11 @@ class Metric:
 
     @property
     def last(self) -> str:
-        """The part after the last slash."""
+        """The part of the key after the last slash."""
         return self.key.rpartition("/")[2]
 
     def of(self, name: object) -> str:
-        """The key of one component, variant or code.
+        """Return the key of this metric for one component, variant or code.
 
         >>> MEAN.of("format")
         'rewards/format/mean'
@@ -43,7 +45,7 @@ class Metric:
         return f"{begin}{name}{end}"
 
     def name_in(self, key: str) -> str | None:
-        """The name that stands in a key of this metric; None in the key of another.
+        """Return the component, variant or code in a key of this metric; None for other keys.
 
         >>> MEAN.name_in("rewards/format/mean"), MEAN.name_in("rewards/format/std")
         ('format', None)
@@ -54,7 +56,7 @@ class Metric:
         return None
 
 
-# Each component.
+# Metrics of each component.
 MEAN = Metric("rewards/<component>/mean", "mean of r over the scored rows", "reward")
 STD = Metric("rewards/<component>/std", "its unbiased standard deviation", "reward")
 MIN = Metric("rewards/<component>/min", "smallest r", "reward")
@@ -107,7 +109,7 @@ ALL_CRITERIA_MET = Metric(
     "share",
 )
 
-# The batch.
+# Metrics of the whole batch.
 SIGN_CONFLICTS = Metric(
     "gdpo/sign_conflicts", "share of rows with one c > τ and another < −τ", "share"
 )
@@ -151,7 +153,7 @@ GATED_GROUPS = Metric(
     "share",
 )
 
-# Of a variant, under GDPO.
+# Metrics that compare a variant with GDPO and GRPO.
 ZERO_ROWS = Metric("gdpo/variant/<variant>/zero_rows", "share of rows with advantage 0", "share")
 AGREES_WITH_GDPO = Metric(
     "gdpo/variant/<variant>/agrees_with_gdpo",
@@ -160,7 +162,7 @@ AGREES_WITH_GDPO = Metric(
 )
 AGREES_WITH_GRPO = Metric("gdpo/variant/<variant>/agrees_with_grpo", "the same with GRPO's", "none")
 
-# Of a reward that returns `parse_error`.
+# Metrics of a reward function that returns `parse_error`.
 PARSE_ERROR_SHARE = Metric(
     "gdpo/parse_error/share", "share of the rows with a code for which the code is not 0", "share"
 )
@@ -207,14 +209,14 @@ METRICS = (
 
 
 def did_you_mean(word: Any, known: Iterable[Any]) -> str:
-    """' Did you mean …?' when a known word is close, else the empty string."""
+    """Return " Did you mean …?" when a known name is close to `word`, else an empty string."""
     spellings = {str(name).lower(): str(name) for name in known}
     close = difflib.get_close_matches(str(word).lower(), spellings, n=1)
     return f" Did you mean {spellings[close[0]]!r}?" if close else ""
 
 
 def refuse_unknown(given: Iterable[Any], known: Sequence[str], where: str) -> None:
-    """Raise ValueError for the first key of the section `where` that is none of those known."""
+    """Raise ValueError for the first key of the section `where` that is not in `known`."""
     for key in given:
         if key not in known:
             raise ValueError(

@@ -1,6 +1,11 @@
-"""Rewards as dicts of named components, as trainers and environments hand them over.
+"""Read rewards from dicts of named components, the form in which trainers pass them on.
 
-`advantages_of` makes one advantage a response of them, for any trainer.
+`advantages_of` computes one advantage for each response from such dicts, for any trainer.
+
+The value of a component is a number, or None where the response is not scored. There are two
+further kinds of components. A component *by turn* has a list with one number for each turn of the
+model. A component *by criterion* is a rubric: it has a mapping from each criterion of the prompt to
+a number.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import BY_CRITERION, BY_TURN, RESERVED, Component, as_components
 from gdpo_verl.config.wording import VERL, Wording
 
-# The key under which NeMo Gym and SkyRL hand over a dict of components.
+# The key under which NeMo Gym and SkyRL return a dict of components.
 NESTED = "reward_components"
+# Keys of a reward dict that are never the names of components.
 _NO_COMPONENTS = (*RESERVED, "parse_error", NESTED)
 _CRITERION = {"value", "weight"}
-# In a smaller batch a component's `most_unscored` is a share of this many responses.
+# In a batch with fewer responses, `most_unscored` is a share of this number instead. Otherwise a
+# single missing reward would end a run with small batches.
 FEWEST_RESPONSES = 20
 TURNS_OF_ANSWER = (
     "Return one number, or None, for each turn. The number of turns is "
@@ -55,7 +62,7 @@ _DICTS = Wording(
 
 
 class RewardErrors(RuntimeError):
-    """Too many of a batch's responses are without a reward."""
+    """Too many responses of a batch have no reward."""
 
 
 def advantages_of(
@@ -67,7 +74,7 @@ def advantages_of(
     components: Sequence[Component | str] = (),
     step: int | None = None,
 ) -> list[Any]:
-    """GDPO's advantage of each response, or that of another variant, from rewards as dicts.
+    """Compute the advantage of each response with GDPO, or with another variant, from reward dicts.
 
     >>> rewards = [{"right": 1, "short": 0}, {"right": 0, "short": 0}]
     >>> rewards += [{"right": 1, "short": 1}, {"right": 0, "short": None}]
@@ -75,34 +82,39 @@ def advantages_of(
     [0.866, -0.866, 0.866, -0.866]
     >>> calls = [{"call_ok": [1, 0]}, {"call_ok": [0, 1]}, {"call_ok": [1]}]
     >>> credit = {"gdpo": {"credit": "turn", "whiten": "none"}}
-    >>> [[round(turn, 4) for turn in each] for each in advantages_of(calls, "aaa", config=credit)]
+    >>> [[round(turn, 4) for turn in turns] for turns in advantages_of(calls, "aaa", config=credit)]
     [[0.5773, -0.7071], [-1.1547, 0.7071], [0.5773]]
     >>> config = {"gdpo": {"variant": "mo_grpo"}, "gdpo_reward_weights": {"short": 0.5}}
     >>> round(advantages_of(rewards[:2] * 2, [0, 0, 1, 1], config=config)[0], 4)
     0.7071
 
     Args:
-      rewards: of each response; None and NaN are *not scored*. The components are those of
-        `reward_components` where a dict has them (NeMo Gym, SkyRL), else its numbers by name. A
-        list is a component by turn, one number or None for each turn of the model's. A mapping is a
-        component by criterion: for each criterion of the prompt a number, None, or
-        ``{"value": number, "weight": number}``.
-      groups: of each response; equal ones share a prompt.
-      token_counts: response tokens that count in the loss, the lengths of derived components.
-        Without them every response counts alike in the whitening. With components by turn a list
-        for each response, the tokens of its turns; without them every turn counts alike.
-      config: verl's `algorithm` node as a dict, or `GdpoConfig`; default: GDPO's defaults. It
-        names the components, `gdpo_reward_keys`, where dicts hold other things, too.
-      components: their names; with ranges, where a variant needs them.
-      step: of the training, for scheduled weights; 1 is the first.
+      rewards: a dict for each of the B responses. If it has the key `reward_components` (NeMo Gym
+        and SkyRL), then that dict holds the components; otherwise every entry is a component. The
+        values None and NaN mean *not scored*. A list makes a component by turn: it has a number or
+        None for each turn of the model. A mapping makes a component by criterion: it has for each
+        criterion of the prompt a number, None, or ``{"value": number, "weight": number}``.
+      groups: an identifier for each response. Responses with equal identifiers share a prompt.
+      token_counts: the number of tokens of each response that count in the loss. They are the
+        weights of the responses in the whitening, and the lengths for derived components. Without
+        `token_counts` every response has the same weight. If there are components by turn, give a
+        list for each response, with the number of tokens of each turn; without them every turn has
+        the same weight.
+      config: verl's `algorithm` node as a dict, or a `GdpoConfig`; the default is GDPO with its
+        default settings. If the dicts hold other entries than components, its `gdpo_reward_keys`
+        name the components.
+      components: the names of the components, or `Component` objects, because some variants need
+        the range of each component.
+      step: the number of the training step, for scheduled weights. The first step is 1.
 
     Returns:
-      B numbers, unitless; 0 where nothing is scored. With components by turn, unless
-      ``credit: answer``, a list for each response, one number a turn.
+      A list of B numbers, unitless. The advantage of a response without any scored component is 0.
+      If there are components by turn, and ``credit`` is not ``answer``, the list has a list for
+      each response instead, with one number for each turn.
 
     Raises:
-      ValueError: a component is absent, infinite or not a number, with the row; a setting is
-        wrong, with its key; or no two responses share a prompt.
+      ValueError: a component is absent, infinite or not a number (the error names the row), a
+        setting is wrong (the error names its key), or no two responses share a prompt.
       RewardErrors: more responses lack a component than its `most_unscored` allows.
     """
     rewards = list(rewards)
@@ -124,16 +136,16 @@ def advantages_of(
     lengths: list[int] = []
     if token_counts is not None:
         by_turn = _token_counts(token_counts, objective, len(rows))
-        lengths = [sum(each) for each in by_turn]
+        lengths = [sum(counts) for counts in by_turn]
     elif objective.credits_turns:
         by_turn = _one_token_a_turn(infos, objective)
     ids = groups.tolist() if isinstance(groups, Tensor) else groups
     raw = objective.with_derived(raw, infos, lengths or [None] * len(rows), ids)
-    # A response alone, as the last of a data set may be, has nothing to compare.
+    # The last batch of a data set may be a single response, which is not the user's mistake.
     objective.check_groups(numbered.largest if len(rows) > 1 else None)
     check_unscored(infos, raw, objective)
-    counts = torch.tensor(lengths or [1] * len(rows))
-    whole = objective.decompose(raw, numbered, counts, step or 0, graded, rows)
+    tokens = torch.tensor(lengths or [1] * len(rows))
+    whole = objective.decompose(raw, numbered, tokens, step or 0, graded, rows)
     if not objective.credits_turns:
         return whole.advantage.tolist()
     lists = turn_lists(infos, objective, rows)
@@ -141,7 +153,7 @@ def advantages_of(
 
 
 def _flat(rewards: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """The dicts, `unnested`; ValueError for what is none, with its row."""
+    """Apply `unnested` to each dict; raise ValueError with the row of a value that is no dict."""
     for row, info in enumerate(rewards):
         if not isinstance(info, Mapping):
             raise ValueError(
@@ -156,21 +168,23 @@ def _objective_of(
     config: Any,
     components: Sequence[Component | str],
 ) -> Objective:
-    """The objective of `advantages_of`.
+    """Build the objective of `advantages_of`.
 
-    A component is by turn whose first value is a list, and by criterion if it is a mapping.
+    A component is by turn if its first value is a list, and by criterion if its first value is a
+    mapping.
     """
     if isinstance(config, GdpoConfig):
         settings = replace(config, wording=_DICTS)
     else:
         settings = GdpoConfig.from_algorithm(config, _DICTS)
-    # Nothing is named or declared: whatever the dicts hold is a component.
+    # Without names or declarations, every entry of the dicts is a component.
     if not components and settings.reward_keys is None:
         names = (key for info in rewards for key in _own(info) if key not in _NO_COMPONENTS)
         components = list(dict.fromkeys(names))
     listed = []
     mapped = []
-    for name in settings.reward_keys or [each.name for each in as_components(components)]:
+    declared = [component.name for component in as_components(components)]
+    for name in settings.reward_keys or declared:
         first = next((info[name] for info in infos if info.get(name) is not None), None)
         if is_list(first):
             listed.append(name)
@@ -180,13 +194,14 @@ def _objective_of(
 
 
 def _token_counts(token_counts: Any, objective: Objective, size: int) -> list[list[int]]:
-    """The tokens of the turns of each response; without components by turn it has one.
+    """Return the token counts of the turns of each response.
 
-    Raises ValueError for another number of responses, and for what is no count, with its row.
+    Without components by turn, each response counts as one turn. Raises ValueError for a wrong
+    number of responses, and for a value that is not a count of tokens (the error names its row).
     """
-    found = len(token_counts) if hasattr(token_counts, "__len__") else repr(token_counts)
-    if found != size:
-        raise ValueError(f"token_counts: expected {size}, one a response, found {found}")
+    count = len(token_counts) if hasattr(token_counts, "__len__") else repr(token_counts)
+    if count != size:
+        raise ValueError(f"token_counts: expected {size}, one for each response, found {count}")
     wanted = "a number of tokens, as no component is by turn"
     if objective.by_turn:
         names = sorted(objective.by_turn)
@@ -206,9 +221,9 @@ def _token_counts(token_counts: Any, objective: Objective, size: int) -> list[li
 
 
 def _one_token_a_turn(infos: Sequence[Mapping[str, Any]], objective: Objective) -> list[list[int]]:
-    """A token for each turn, so that all count alike.
+    """Return one token for each turn, so that all turns have the same weight in the whitening.
 
-    Raises ValueError for a response of which nothing says how many turns it has.
+    Raises ValueError for a response without a list, because its number of turns is unknown.
     """
     by_turn = []
     for row, info in enumerate(infos):
@@ -223,7 +238,7 @@ def _one_token_a_turn(infos: Sequence[Mapping[str, Any]], objective: Objective) 
 
 
 def _own(info: Mapping[str, Any]) -> Iterable[str]:
-    """The keys of a dict among which its components are."""
+    """Return the keys of a reward dict that may be names of components."""
     if NESTED not in info:
         return info
     nested = info[NESTED]
@@ -231,7 +246,7 @@ def _own(info: Mapping[str, Any]) -> Iterable[str]:
 
 
 def unnested(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The dict of a reward, with the components of its `reward_components` among its keys."""
+    """Return the reward dict with the entries of its `reward_components` moved to the top level."""
     nested = info.get(NESTED)
     if not isinstance(nested, Mapping):
         return info
@@ -239,11 +254,14 @@ def unnested(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def failed_judgement(info: Mapping[str, Any]) -> str:
-    """Return why verl's `rate_limited` manager has no reward for a row; '' where it has one.
+    """Return why verl's reward manager `rate_limited` has no reward for a row.
 
-    Without a reward it returns the score 0 and one of two keys in addition to 'acc'
-    (verl/experimental/reward_loop/reward_manager/limited.py, `run_single`); such a row is not
-    scored.
+    If the manager has no reward, it returns the score 0, and in addition to 'acc' one of the keys
+    'timeout' and 'error' (verl/experimental/reward_loop/reward_manager/limited.py, `run_single`).
+    We treat such a row as not scored.
+
+    Returns:
+      "timeout", the text of the error, or an empty string for a row with a reward.
     """
     if set(info) == {"timeout", "acc"}:
         return "timeout"
@@ -251,11 +269,11 @@ def failed_judgement(info: Mapping[str, Any]) -> str:
 
 
 def score_of(info: Mapping[str, Any], objective: Objective, row: str) -> float:
-    """sum_k w_k r_k of one response, after the conditions, in reward units.
+    """Return the score of one response, sum_k w_k r_k after the conditions, in reward units.
 
     Args:
-      info: what the reward returned.
-      row: what to call it in an error.
+      info: the dict that the reward function returned.
+      row: the name of the row in error messages.
 
     Raises:
       ValueError: a component is absent, infinite or not a number.
@@ -272,17 +290,18 @@ def read_components(
     """Read the reward components of each row, in the order of the objective's keys.
 
     Args:
-      infos: what the reward returned for each row (`unnested`).
-      objective: names the components and says which may be absent.
-      rows: what to call each row in an error.
-      graded: the components by criterion, where `graded_criteria` has read them already.
+      infos: the dict that the reward function returned for each row, after `unnested`.
+      objective: the objective, which names the components and says which may be absent.
+      rows: the name of each row in error messages.
+      graded: the components by criterion, if `graded_criteria` has read them already.
 
     Returns:
-      float64, shape (B, K), in reward units; NaN where not scored: None, NaN, or an optional
-      component that is absent, and a derived one (`Objective.with_derived`).
+      float64, shape (B, K), in reward units. NaN means not scored: the value is None or NaN, or
+      the component is optional and absent. Derived components are NaN, too;
+      `Objective.with_derived` computes them.
 
     Raises:
-      ValueError: a component is absent, infinite or not a number; names key and row.
+      ValueError: a component is absent, infinite or not a number. The error names key and row.
     """
     if graded is None:
         graded = graded_criteria(infos, objective, rows)
@@ -290,7 +309,7 @@ def read_components(
     for key in objective.keys:
         column = [math.nan] * len(infos)
         if key in graded:
-            column = [rubric_number(each) for each in graded[key]]
+            column = [rubric_number(criteria) for criteria in graded[key]]
         elif key not in objective.config.derived:
             column = [
                 _read(info, key, objective, row) for info, row in zip(infos, rows, strict=True)
@@ -302,13 +321,18 @@ def read_components(
 def turn_lists(
     infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
 ) -> dict[str, list[list[float] | None]]:
-    """Read the components by turn of each row: lists of numbers and NaN; None where not scored.
+    """Read the components by turn of each row.
 
     Args:
       infos, objective, rows: as for `read_components`.
 
+    Returns:
+      For each component by turn, a list of numbers for each row. A turn that is not scored is NaN,
+      and a row that is not scored is None.
+
     Raises:
-      ValueError: there is no list, or what is no number in it; names key and row.
+      ValueError: a value is not a list, or an entry of a list is not a number. The error names key
+        and row.
     """
     lists = {}
     for key in objective.keys:
@@ -327,32 +351,37 @@ def _turns_of(
     if not is_list(value):
         raise ValueError(
             f"{objective.config.wording.rewards}: expected a list for {key!r}, which is declared "
-            "by turn, one number or None for each turn of the model's, found "
+            "by turn, with one number or None for each turn of the model, found "
             f"{value!r} for row {row}"
         )
-    return [_number(each, key, objective, row) for each in value]
+    return [_number(number, key, objective, row) for number in value]
 
 
 def listed_turns(info: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a component by turn, whose list `with_numbers` may have kept as text."""
-    return _kept(info, key, BY_TURN)
+    """Return the list of a component by turn, also if `with_numbers` stored it as text."""
+    return _stored_or_returned(info, key, BY_TURN)
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a component's value is one of several numbers."""
+    """Return whether the value of a component is a list, a tuple, or an array of one dimension."""
     return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
 
 
 def graded_criteria(
     infos: Sequence[Mapping[str, Any]], objective: Objective, rows: Sequence[str]
 ) -> dict[str, list[Graded | None]]:
-    """Read the components by criterion of each row; None where a row is not scored.
+    """Read the components by criterion of each row.
 
     Args:
       infos, objective, rows: as for `read_components`.
 
+    Returns:
+      For each component by criterion, a mapping for each row from the name of a criterion to its
+      value and weight. A row that is not scored is None.
+
     Raises:
-      ValueError: there is no mapping, or an entry is no value of a criterion; names key and row.
+      ValueError: a value is not a mapping, or an entry of a mapping is not the value of a
+        criterion. The error names key and row.
     """
     graded = {}
     for key in objective.keys:
@@ -366,17 +395,17 @@ def _criteria_of(
     info: Mapping[str, Any], key: str, objective: Objective, row: str
 ) -> Graded | None:
     _check_present(info, key, objective, row)
-    found = mapped_criteria(info, key)
-    if found is None or found != found:
+    criteria = mapped_criteria(info, key)
+    if criteria is None or criteria != criteria:  # None or NaN
         return None
     place = f"{objective.config.wording.rewards}: {key!r}, which is by criterion, of row {row}"
-    if not isinstance(found, Mapping):
+    if not isinstance(criteria, Mapping):
         raise ValueError(
             f"{place}: expected a mapping from the name of each criterion to a number, found "
-            f"{found!r}"
+            f"{criteria!r}"
         )
     graded: dict[str, tuple[float, float]] = {}
-    for name, entry in found.items():
+    for name, entry in criteria.items():
         value = entry
         weight = 1.0
         fits = isinstance(name, str) and bool(name.strip())
@@ -397,37 +426,38 @@ def _criteria_of(
 
 
 def mapped_criteria(info: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a component by criterion, which `with_numbers` may have kept as text."""
-    return _kept(info, key, BY_CRITERION)
+    """Return the mapping of a component by criterion, also if `with_numbers` stored it as text."""
+    return _stored_or_returned(info, key, BY_CRITERION)
 
 
-def _kept(info: Mapping[str, Any], key: str, end: str) -> Any:
-    kept = info.get(f"{key}{end}")
-    if kept is None:
+def _stored_or_returned(info: Mapping[str, Any], key: str, suffix: str) -> Any:
+    """Return the value that `with_numbers` stored under `key + suffix`, else the value of `key`."""
+    stored = info.get(f"{key}{suffix}")
+    if stored is None:
         return info.get(key)
-    return json.loads(kept) if isinstance(kept, str) else kept
+    return json.loads(stored) if isinstance(stored, str) else stored
 
 
 def with_numbers(info: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
-    """Return the dict with one number for each component, and lists and mappings as text.
+    """Return the dict with one number for each component, and its list or mapping as JSON text.
 
-    The number is the sum over the turns, or the number of the rubric. verl averages what a reward
-    returns in a validation, and leaves texts out.
+    The number is the sum over the turns, or the `rubric_number` of the criteria. During validation
+    verl averages every entry of the dict that is not a text, and cannot average lists and mappings.
     """
-    sums: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for key, (turns,) in turn_lists([info], objective, [""]).items():
         total = _sum(turns)
-        sums[key] = None if math.isnan(total) else total
-        sums[f"{key}{BY_TURN}"] = json.dumps(turns and as_written(turns))
+        numbers[key] = None if math.isnan(total) else total
+        numbers[f"{key}{BY_TURN}"] = json.dumps(turns and as_written(turns))
     for key, (graded,) in graded_criteria([info], objective, [""]).items():
         number = rubric_number(graded)
-        sums[key] = None if math.isnan(number) else number
-        sums[f"{key}{BY_CRITERION}"] = json.dumps(criteria_as_written(graded))
-    return {**info, **sums}
+        numbers[key] = None if math.isnan(number) else number
+        numbers[f"{key}{BY_CRITERION}"] = json.dumps(criteria_as_written(graded))
+    return {**info, **numbers}
 
 
 def criteria_as_written(graded: Graded | None) -> dict[str, Any] | None:
-    """The criteria of a response as its reward may return them, and as JSON has them."""
+    """Convert the criteria of a response back to a mapping that a reward function can return."""
     if graded is None:
         return None
     written: dict[str, Any] = {}
@@ -438,12 +468,13 @@ def criteria_as_written(graded: Graded | None) -> dict[str, Any] | None:
 
 
 def as_written(numbers: Sequence[float]) -> list[float | None]:
-    """The numbers with None for NaN, which JSON has none of."""
+    """Replace NaN by None, because JSON has no NaN."""
     return [None if math.isnan(number) else number for number in numbers]
 
 
 def _sum(turns: Sequence[float] | None) -> float:
-    scored = [each for each in turns or () if not math.isnan(each)]
+    """Return the sum over the scored turns; NaN where no turn is scored."""
+    scored = [number for number in turns or () if not math.isnan(number)]
     return math.fsum(scored) if scored else math.nan
 
 
@@ -454,29 +485,34 @@ def decompose_by_turn(
     rows: Sequence[str],
     turns: Turns,
 ) -> TurnDecomposition:
-    """The decomposition of the turns of the responses of another, whose sums it has.
+    """Compute the advantage of each turn.
 
     Args:
-      lists: the components by turn, as `turn_lists` reads them.
-      rows: what to call each response in an error.
+      whole: the decomposition of the responses. Its reward of a component by turn is the sum over
+        the turns.
+      lists: the components by turn, as `turn_lists` returns them.
+      objective: the objective, with which `whole` was computed.
+      rows: the name of each response in error messages.
+      turns: the turns of each response, with their token counts.
 
     Raises:
-      ValueError: a list of another length than the turns; names key, row and both numbers.
+      ValueError: a list has another length than the response has turns. The error names key, row
+        and both numbers.
     """
     in_verl = f" {TURNS_OF_ANSWER}" if objective.config.wording is VERL else ""
     to_go_is_credited = whole.settings.credit == "to_go"
     credit = torch.full((len(turns.tokens), len(objective.keys)), math.nan, dtype=torch.float64)
     for key, column in lists.items():
         values: list[float] = []
-        for own, row, count in zip(column, rows, turns.counts.tolist(), strict=True):
-            if own is not None and len(own) != count:
+        for numbers, row, count in zip(column, rows, turns.counts.tolist(), strict=True):
+            if numbers is not None and len(numbers) != count:
                 raise ValueError(
                     f"{objective.config.wording.rewards}: expected a number for each of the "
-                    f"{count} turns of row {row} for {key!r}, found {len(own)}. A turn is a run "
-                    "of the model's own tokens between two results of tools."
+                    f"{count} turns of row {row} for {key!r}, found {len(numbers)}. A turn is a "
+                    "run of the model's own tokens between two results of tools."
                     f"{in_verl}"
                 )
-            earned = own or [math.nan] * count
+            earned = numbers or [math.nan] * count
             values += to_go(earned) if to_go_is_credited else earned
         credit[:, objective.keys.index(key)] = torch.tensor(values, dtype=torch.float64)
     credit = objective.conditioned(credit, whole.rewards[turns.responses])
@@ -521,7 +557,8 @@ def _check_present(info: Mapping[str, Any], key: str, objective: Objective, row:
                 f"{wording.rewards}: expected a dict of components as {NESTED!r} for row {row}, "
                 f"found {info[NESTED]!r}"
             )
-        if wording is VERL and set(info) == {"acc"}:  # verl's name of what is no dict
+        # If the reward function returns no dict, verl passes its value on under the key "acc".
+        if wording is VERL and set(info) == {"acc"}:
             raise ValueError(
                 f"reward.custom_reward_function: row {row}: {expected_dict(info['acc'])}. To find "
                 "such responses before a run, use `gdpo-verl check-reward`."
@@ -541,8 +578,11 @@ def _number(value: Any, key: str, objective: Objective, row: str) -> float:
             f"{key!r}, found {value!r} for row {row}. Numbers are at most {LARGEST:g} in size."
         )
         if is_list(value) and key not in objective.by_turn:
-            fault += f" A list, one number a turn, is declared: @declares(..., by_turn=({key!r},))."
+            fault += (
+                " A list with one number for each turn must be declared: "
+                f"@declares(..., by_turn=({key!r},))."
+            )
         if isinstance(value, Mapping):
-            fault += f" A mapping is declared: @declares(..., by_criterion=({key!r},))."
+            fault += f" A mapping must be declared: @declares(..., by_criterion=({key!r},))."
         raise ValueError(fault)
     return number

@@ -1,6 +1,6 @@
-"""GDPO and its variants in ms-swift: a `GRPOTrainer` with other advantages.
+"""GDPO and its variants in ms-swift: a `GRPOTrainer` that computes the advantages differently.
 
-A file for `--external_plugins` chooses it:
+To use it, give `swift rlhf` a file with these lines as `--external_plugins`:
 
     from gdpo_verl.swift import use_gdpo
     use_gdpo({"gdpo_reward_weights": {"Short": 0.5}})
@@ -32,6 +32,7 @@ _SWIFT = Wording(
     ranges="Give them to use_gdpo as ranges={name: (low, high)}.",
     absent="Name functions of --reward_funcs, which ms-swift calls by the names of their classes.",
 )
+# The functions and attributes of ms-swift that this module uses, by ms-swift's module.
 # fmt: off
 CONTRACT = {
     "rlhf_trainers.grpo_trainer": [
@@ -47,7 +48,7 @@ CONTRACT = {
     ],
 }
 # fmt: on
-# What other arguments of `swift rlhf` would change: the value that is expected, and the remedy.
+# Arguments of `swift rlhf` that do not fit GDPO: the only value that is accepted, and what to do.
 _EXPECTED: dict[str, tuple[Any, str]] = {
     "advantage_estimator": (
         "grpo",
@@ -65,7 +66,8 @@ _EXPECTED: dict[str, tuple[Any, str]] = {
     ),
 }
 
-# Before the import, which fails with an ms-swift that has these modules elsewhere.
+# The check is made before the import, because another version of ms-swift may have moved these
+# modules, and the import would then fail with a less helpful error.
 _problems = violations(source_of("swift"), CONTRACT)
 if _problems:
     raise RuntimeError(
@@ -79,11 +81,12 @@ from swift.trainers.trainer_factory import TrainerFactory  # noqa: E402
 class GDPOTrainer(GDPOMixin, GRPOTrainer):
     """ms-swift's `GRPOTrainer` with the advantages of GDPO, or of another variant.
 
-    Components have the names under which ms-swift logs its reward functions. All that ms-swift
-    logs stays, and our metrics (docs/metrics.md) are added; `reward` is the weighted sum after the
-    conditions. The settings are those of `use_gdpo`.
+    Each reward function is a component, with the name under which ms-swift logs the function.
+    ms-swift logs the same metrics as before, except that `reward` is the weighted sum after the
+    conditions. Our metrics (docs/metrics.md) are added. `use_gdpo` gives the settings.
 
-    Raises ValueError for a wrong setting.
+    Raises:
+      ValueError: a setting is wrong.
     """
 
     wording = _SWIFT
@@ -116,14 +119,14 @@ class GDPOTrainer(GDPOMixin, GRPOTrainer):
                 "that returns several, whose rewards would count several times. Return one sample "
                 "from its `run`."
             )
-        # For its metrics and its log; the advantages are replaced.
+        # ms-swift's method also fills its metrics and its log. Its advantages are not used.
         replaced = super()._compute_advantages(samples, rewards_per_func, batch_encoded_inputs)
         lengths = []
         for batch in batch_encoded_inputs:
             lengths += batch["grpo_batch"].completion_mask.sum(dim=1).tolist()
         tokens = gather_object(lengths)
         decomposition = self.decompose(decimals(rewards_per_func), torch.tensor(tokens))
-        # ms-swift writes every column of its log to completions.jsonl.
+        # ms-swift writes each column of its log to completions.jsonl, and we add the token counts.
         if TOKENS not in self._logs:
             self._logs[TOKENS] = deque(maxlen=self.args.generation_batch_size)
         self._logs[TOKENS].extend(tokens)
@@ -139,10 +142,11 @@ def use_gdpo(
     Args:
       gdpo: the settings as in verl's `algorithm` node, for example {"gdpo": {"variant": "dvao"}}.
         ms-swift's `--reward_weights` are used; its `--scale_rewards` has no effect.
-      ranges: the smallest and the largest value of each component by its name, for metrics and for
-        the variants that need them.
+      ranges: the lowest and the highest value of each component, by its name. Metrics use them,
+        and some variants need them.
 
-    Raises RuntimeError under `megatron rlhf`, whose trainer is another one.
+    Raises:
+      RuntimeError: the command is `megatron rlhf`, which uses a different trainer.
     """
     if "swift.megatron" in sys.modules or "swift.ray.megatron" in sys.modules:
         raise RuntimeError(
@@ -151,5 +155,5 @@ def use_gdpo(
         )
     GDPOTrainer.gdpo = gdpo
     GDPOTrainer.ranges = ranges
-    # The trainer is imported under this name.
+    # ms-swift imports its trainer by the name in this mapping.
     TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.{GDPOTrainer.__name__}"

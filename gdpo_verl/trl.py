@@ -1,6 +1,6 @@
-"""GDPO and its variants in TRL: a `GRPOTrainer` with other advantages.
+"""GDPO and its variants in TRL: a `GRPOTrainer` that computes the advantages differently.
 
-verl 0.9.1 cannot train where TRL 1.16 is installed: use another environment.
+Install TRL and verl in separate environments: verl 0.9.1 cannot train where TRL 1.16 is installed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _TRL = Wording(
     ranges="Give them as ranges={name: (low, high)}.",
     absent="Name functions of reward_funcs.",
 )
+# The functions and attributes of TRL that this module uses, by TRL's module.
 # fmt: off
 CONTRACT = {"trainer.grpo_trainer": [
     _D("GRPOTrainer", reads="reward_func_names reward_weights scale_rewards "
@@ -50,23 +51,26 @@ CONTRACT = {"trainer.grpo_trainer": [
 class GDPOTrainer(GDPOMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with the advantages of GDPO, or of another variant.
 
-    Components have the names of the reward functions. All that TRL logs stays, and our metrics
-    (docs/metrics.md) are added; `reward` is the weighted sum after the conditions. With
-    `log_completions` the tables also hold what `gdpo-verl replay` needs: the rewards that were
-    used, the token counts and the batch. The settings are in completions/config.yaml.
+    Each reward function is a component, and the component has the name of the function. TRL logs
+    the same metrics as before, except that `reward` is the weighted sum after the conditions. Our
+    metrics (docs/metrics.md) are added. With `log_completions`, the tables of completions also
+    contain what `gdpo-verl replay` needs: the rewards that were used, the token counts and the
+    number of the batch. The settings are then stored in completions/config.yaml.
 
     Args:
       reward_funcs: as in TRL, or a dict that maps the name of each component to its function.
       gdpo: the settings as in verl's `algorithm` node, for example {"gdpo": {"variant": "dvao"}}.
         TRL's `reward_weights` are used; its `scale_rewards` and `multi_objective_aggregation`
         have no effect.
-      ranges: the smallest and the largest value of each component by its name, for metrics and for
-        the variants that need them.
+      ranges: the lowest and the highest value of each component, by its name. Metrics use them,
+        and some variants need them.
       by_criterion: the names of the reward functions that return a mapping for each completion,
         from the name of each criterion to a number, None or {"value": number, "weight": number}.
-        TRL logs the number of the rubric.
+        TRL logs one number for each mapping, `gdpo_verl.advantage.criteria.rubric_number`.
 
-    Raises RuntimeError for a TRL that does not fit, and ValueError for a wrong setting.
+    Raises:
+      RuntimeError: the installed version of TRL does not have what this class uses.
+      ValueError: a setting is wrong.
     """
 
     wording = _TRL
@@ -100,7 +104,7 @@ class GDPOTrainer(GDPOMixin, GRPOTrainer):
         self._wrap_rubrics()
         self._batches = 0
         if self.log_completions and self.accelerator.is_main_process:
-            # Under the keys that the configuration of a verl run has.
+            # The keys are those of verl's configuration, which `gdpo-verl replay` reads.
             algorithm = {
                 **parsing.plain(gdpo),
                 "adv_estimator": "gdpo",
@@ -112,19 +116,19 @@ class GDPOTrainer(GDPOMixin, GRPOTrainer):
             Path(self.args.output_dir, "completions/config.yaml").write_text(text)
 
     def _wrap_rubrics(self) -> None:
-        """Have each function that returns mappings return the numbers of its rubrics to TRL."""
+        """Wrap each function that returns mappings, because TRL accepts only numbers."""
         for place, name in enumerate(self.reward_func_names):
             if name in self.objective.by_criterion:
                 self.reward_funcs[place] = self._with_numbers(name, self.reward_funcs[place])
 
     def _with_numbers(self, name: str, function: Any) -> Any:
-        """The function with the number of each rubric, which TRL takes; its mappings are kept."""
+        """Return a function that stores the mappings and returns one number for each of them."""
 
         def numbers(returned: Sequence[Any]) -> list[float | None]:
             self._mappings[name] = list(returned)
             rows = [{name: mapping} for mapping in returned]
             graded = graded_criteria(rows, self.objective, row_numbers(rows))[name]
-            return as_written([rubric_number(each) for each in graded])
+            return as_written([rubric_number(criteria) for criteria in graded])
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> list[float | None]:
@@ -137,33 +141,36 @@ class GDPOTrainer(GDPOMixin, GRPOTrainer):
         return awaited if inspect.iscoroutinefunction(function) else called
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        # TRL keeps only the weighted sum of what its method, or a subclass's, returns.
+        # We need the reward of each function. TRL passes on only the weighted sum of what
+        # `_calculate_rewards` returns, so that method is wrapped during this call.
         returned: list[Tensor] = []
-        score = self._calculate_rewards  # type: ignore[has-type]
+        calculate_rewards = self._calculate_rewards  # type: ignore[has-type]
 
         def keep(*args: Any, **kwargs: Any) -> Tensor:
-            returned.append(score(*args, **kwargs))
+            returned.append(calculate_rewards(*args, **kwargs))
             return returned[-1]
 
         self._calculate_rewards = keep
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
-            self._calculate_rewards = score
+            self._calculate_rewards = calculate_rewards
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         tokens = self.accelerator.gather(mask.sum(dim=1)).cpu()
-        # Those of all processes, in the order of the rewards.
-        self._gathered = {name: gather_object(each) for name, each in self._mappings.items()}
+        # The mappings of all processes, in the same order as the rewards.
+        self._gathered = {
+            name: gather_object(mappings) for name, mappings in self._mappings.items()
+        }
         rewards = decimals(returned[0])
         decomposition = self.decompose(rewards, tokens, self._gathered)
         self._log_batch(rewards, tokens, decomposition)
         first = self.accelerator.process_index * len(inputs)
-        own = decomposition.advantage[first : first + len(inputs)]
-        output["advantages"] = own.to(output["advantages"])
+        of_this_process = decomposition.advantage[first : first + len(inputs)]
+        output["advantages"] = of_this_process.to(output["advantages"])
         return output
 
     def _log_batch(self, rewards: Tensor, tokens: Tensor, decomposition: Decomposition) -> None:
-        """Add to TRL's table of completions what `gdpo-verl replay` needs of a batch."""
+        """Add to TRL's table of completions the columns that `gdpo-verl replay` needs."""
         _replace_last(self._logs["advantages"], decomposition.advantage.tolist())
         for name, column in zip(self.reward_func_names, rewards.T.tolist(), strict=True):
             _replace_last(self._logs["rewards"][name], column)
@@ -177,7 +184,7 @@ class GDPOTrainer(GDPOMixin, GRPOTrainer):
 
 
 def _replace_last(logged: deque[Any], values: Sequence[Any]) -> None:
-    """Replace the last entries of a log, which keeps no more than its maximal length."""
+    """Replace the last entries of a log by the values, as far as its maximal length allows."""
     for _ in values[: len(logged)]:
         logged.pop()
     logged.extend(values)

@@ -1,11 +1,12 @@
 """GDPO's advantages as pure functions of rewards, groups and masks.
 
-GDPO (https://arxiv.org/abs/2601.05242) normalises each reward component within its
-group (Eq. 4), adds the results with their weights (Eq. 5 and 7) and whitens the sum over
-the batch (Eq. 6). GRPO, the baseline, adds first and normalises the sum.
+GDPO (https://arxiv.org/abs/2601.05242) normalises each reward component within its group (Eq. 4),
+adds the results with their weights (Eq. 5 and 7), and whitens the sum (normalises it over the
+batch, Eq. 6). GRPO, the baseline, adds the components first and normalises the sum. A group is the
+set of responses to one prompt.
 
-Dimensions: B responses, K reward components, T tokens. Per-response arithmetic is done in
-float64 on any device; NaN in a reward means *not scored*.
+Dimensions: B responses, K reward components, T tokens. The arithmetic on responses is done in
+float64 on any device. NaN in a reward means *not scored*.
 """
 
 from __future__ import annotations

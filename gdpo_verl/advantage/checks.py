@@ -1,4 +1,4 @@
-"""Checks of the arguments that every function of this package takes."""
+"""Checks of the arguments that several functions of this package have in common."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The largest reward. Sums over a group and differences are then finite numbers, too.
+# The largest allowed reward. With this limit, sums and differences of rewards stay finite.
 LARGEST = 1e300
 EPSILON = 1e-6
-"""Added to the standard deviation of a group, in reward units, unless another is given."""
+"""The default of the number that is added to each group's standard deviation, in reward units."""
 
 
 def check_rewards(rewards: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def check_rewards(rewards: Tensor) -> Tensor:
         raise ValueError(
             f"rewards: expected shape (B, K) with K >= 1, found {tuple(rewards.shape)}"
         )
-    # float32 keeps only few digits of a small difference between large rewards.
+    # In float32 a small difference between two large rewards would have few correct digits.
     values = rewards.detach().to(torch.float64)
     large = values.abs() > LARGEST
     if bool(large.any()):
@@ -44,12 +44,16 @@ def check_rewards(rewards: Tensor) -> Tensor:
 
 
 def check_weights(weights: Sequence[float] | Tensor | None, rewards: Tensor) -> Tensor:
-    """Return the weights as float64 of shape (K,); all are 1 for None."""
+    """Return the weights as float64 of shape (K,); None means that all weights are 1.
+
+    Raises:
+      ValueError: the weights are not K finite numbers, or all of them are 0.
+    """
     size = rewards.shape[1]
     expected = f"weights: expected {size} finite numbers, not all zero"
     try:
-        given = [1.0] * size if weights is None else list(weights)
-        values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
+        numbers = [1.0] * size if weights is None else list(weights)
+        values = torch.tensor(numbers, dtype=torch.float64, device=rewards.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{expected}, found {weights!r}") from error
     if values.shape != (size,) or not bool(values.isfinite().all()) or not bool(values.any()):
@@ -62,25 +66,26 @@ def check_ranges(
 ) -> Tensor | None:
     """Return the ranges as float64 of shape (K, 2), with NaN for a component without a range.
 
-    The result is None where `ranges` is None.
+    The result is None if `ranges` is None.
 
     Raises:
-      ValueError: there is not one range per component, or a range is not two finite numbers
-        low < high.
+      ValueError: there is not one range for each component, or a range is not two finite numbers
+        with low < high.
     """
     if ranges is None:
         return None
     size = rewards.shape[1]
     expected = "pairs (low, high) of finite numbers, low < high, or None"
     try:
-        given = [(math.nan, math.nan) if pair is None else tuple(pair) for pair in ranges]
-        values = torch.tensor(given, dtype=torch.float64, device=rewards.device)
+        pairs = [(math.nan, math.nan) if pair is None else tuple(pair) for pair in ranges]
+        values = torch.tensor(pairs, dtype=torch.float64, device=rewards.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}") from error
-    # Two NaN are a component without a range. One NaN is a range with one end missing.
-    known = ~values.isnan()
+    # Two NaN mean a component without a range. One NaN means that an end of a range is missing,
+    # which is an error.
+    present = ~values.isnan()
     if values.shape != (size, 2) or bool(
-        (known.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()
+        (present.any(1) & ~((values[:, 0] < values[:, 1]) & values.isfinite().all(1))).any()
     ):
         raise ValueError(f"ranges: expected {size} {expected}, found {ranges!r}")
     return values
@@ -100,7 +105,10 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def result_dtype(rewards: Tensor) -> torch.dtype:
-    """Return the dtype of the rewards where torch can compute with it, else float32."""
+    """Return the dtype of the rewards if torch can compute with it, else float32.
+
+    Examples of the other dtypes are integers, bool and 8-bit floats.
+    """
     plain = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     return rewards.dtype if rewards.dtype in plain else torch.float32
 
@@ -116,15 +124,15 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def read_number(value: Any) -> float:
-    """Return a value as a float: NaN for None, infinity for all that is not a usable number.
+    """Return a value as a float: NaN for None, and infinity for a value that is not a valid number.
 
-    A number is usable when it is at most `LARGEST` in size.
+    A number is valid if it is at most `LARGEST` in size.
     """
     if isinstance(value, (int, float)) and abs(value) <= LARGEST:
-        return float(value)  # the usual case, thousands of times per batch
+        return float(value)  # the usual case comes first: there are thousands of it in each batch
     if value is None:
         return math.nan
-    # Text is rejected, although float() would read "nan" and "1": a reward must be a number.
+    # Text is rejected, although float() accepts "nan" and "1", because a reward must be a number.
     try:
         number = math.inf if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -135,9 +143,14 @@ def read_number(value: Any) -> float:
 
 
 def _as_written(number: float, value: Any) -> float:
-    """Return 0.7 for a half-precision 0.7, which as a float64 is 0.69921875 or 0.70019531."""
+    """Return the number with the fewest digits that rounds to the same half-precision value.
+
+    A reward of 0.7 in bfloat16 or float16 is 0.69921875 or 0.70019531 as a float64. The result is
+    0.7. Numbers of other types are returned unchanged.
+    """
     dtype = torch.float16 if isinstance(value, np.float16) else getattr(value, "dtype", None)
     if dtype not in (torch.float16, torch.bfloat16):
         return number
     written = (float(f"{number:.{digits}g}") for digits in range(1, 6))
-    return next((x for x in written if float(torch.tensor(x).to(dtype)) == number), number)
+    same = (x for x in written if float(torch.tensor(x).to(dtype)) == number)
+    return next(same, number)

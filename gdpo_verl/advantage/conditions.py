@@ -11,7 +11,7 @@ from torch import Tensor
 from gdpo_verl.advantage.checks import is_number, type_name
 
 LIMITS = ("at_least", "at_most", "equals")
-"""The comparisons of a condition; it has one or more of them."""
+"""The names of the limits. A condition has one or more of them."""
 
 
 def apply_conditions(
@@ -22,14 +22,16 @@ def apply_conditions(
 ) -> Tensor:
     """Let a component count only where other components meet their limits.
 
-    r_k <- r_k where r_l >= t, else 0 (Eq. 8 of https://arxiv.org/abs/2601.05242), on raw
-    rewards. Where r_l is not scored, r_k becomes not scored. Where r_l is below its threshold, r_k
-    becomes 0, even if it was not scored. Values and thresholds are compared as float32, or in the
-    half precision of the rewards, so that 0.7 reaches a threshold of 0.7 in each of them.
+    r_k <- r_k where r_l >= t, else 0
 
-    A component may have a list of conditions, all of which must hold; where one of them fails, it
-    is 0, whatever the others are. A condition on a component that has conditions itself compares
-    its value after those conditions.
+    This is Eq. 8 of https://arxiv.org/abs/2601.05242, and is applied to raw rewards. Where r_l is
+    below its threshold t, r_k becomes 0, even if r_k was not scored. Where r_l is not scored, r_k
+    becomes not scored. Values and thresholds are compared as float32, or in the half precision of
+    the rewards, so that a reward of 0.7 reaches a threshold of 0.7 in each dtype.
+
+    A component may have a list of conditions, all of which must hold. If one of them fails, the
+    component is 0, whatever the other conditions are. A condition may refer to a component that has
+    conditions itself. Then the value after those conditions is compared.
 
     >>> rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
     >>> condition = {"length": {"on": "correctness", "at_least": 1.0}}
@@ -44,12 +46,12 @@ def apply_conditions(
       rewards: float, shape (B, K), in reward units; NaN where not scored.
       keys: the names of the K components.
       conditions: ``{component: {"on": other component, "at_least": threshold}}``, or a list of
-        such conditions for a component. `at_most` and `equals` compare in the other ways.
-      looked_at: the rewards that are compared with the limits, of the same shape; default:
-        `rewards` after the conditions.
+        such conditions for a component. `at_most` and `equals` may be used like `at_least`.
+      looked_at: the rewards that are compared with the limits, in the same shape. By default these
+        are the `rewards` after the conditions.
 
     Returns:
-      float, shape (B, K), in reward units; the input is not changed.
+      float, shape (B, K), in reward units. The input is not changed.
 
     Raises:
       ValueError: there is not one name per component, a component is unknown, a field is missing
@@ -71,30 +73,32 @@ def apply_conditions(
             source = looked_at[:, keys.index(condition["on"])]
             unscored |= source.isnan()
             fails |= ~holds(source, condition) & ~source.isnan()
-        # 0 where a condition fails, also for a reward that is not scored: it does not count there.
+        # A failed condition is applied last, because it makes the reward 0 even if another
+        # condition could not be evaluated, or if the reward itself was not scored.
         result[:, target] = result[:, target].masked_fill(unscored, torch.nan)
         result[:, target] = result[:, target].masked_fill(fails, 0.0)
     return result
 
 
 def listed(conditions: Any) -> list[Any]:
-    """The conditions of a component, which may be one or a list."""
+    """Return the conditions of a component as a list; it may have one condition without a list."""
     return list(conditions) if isinstance(conditions, (list, tuple)) else [conditions]
 
 
 def each_condition(conditions: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each condition with the name of the component that has it."""
-    for name, own in conditions.items():
-        for condition in listed(own):
+    for name, of_component in conditions.items():
+        for condition in listed(of_component):
             yield name, condition
 
 
 def _order(conditions: Mapping[str, Any]) -> list[str]:
-    """The components with conditions, each after those to which its conditions refer.
+    """Return the components with conditions, each after the components that its conditions name.
 
-    Raises graphlib.CycleError where there is no such order.
+    Raises graphlib.CycleError if there is no such order.
     """
-    # Not at the top: a plug-in that is installed and not used imports as little as possible.
+    # This import is not at the top of the module, because a plug-in that is installed but not used
+    # should import as little as possible.
     from graphlib import TopologicalSorter
 
     graph: dict[str, list[str]] = {name: [] for name in conditions}
@@ -104,7 +108,7 @@ def _order(conditions: Mapping[str, Any]) -> list[str]:
 
 
 def holds(values: Tensor, condition: Mapping[str, Any]) -> Tensor:
-    """Return where rewards meet all limits of a condition; NaN meets none."""
+    """Return for each reward whether it meets all limits of a condition; NaN meets no limit."""
     met = ~values.isnan()
     for limit in LIMITS:
         if limit not in condition:
@@ -118,21 +122,25 @@ def holds(values: Tensor, condition: Mapping[str, Any]) -> Tensor:
 
 
 def reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
-    """Return where rewards are at least a threshold, compared as float32 or in half precision.
+    """Return for each reward whether it is at least a threshold; NaN reaches no threshold.
 
-    Six turns of 1/6 add up to 0.9999999999999999, and 0.7 as float32 is 0.699999988. Compared as
-    float32, they are equal to 1 and to 0.7. NaN reaches no threshold.
+    The two are compared as float32, or in the half precision of the rewards, because of rounding:
+    six turns of 1/6 add up to 0.9999999999999999, and 0.7 as float32 is 0.699999988. Compared as
+    float32, they are equal to 1 and to 0.7.
     """
     rounded = values.to(torch.float32) if values.dtype.itemsize > 2 else values
     same = rounded == torch.as_tensor(threshold, dtype=torch.float64).to(rounded)
-    # Beyond the range of float32 both are infinite, and every such value would seem equal.
+    # Numbers beyond the range of float32 become infinite, and would all seem equal.
     return (values >= threshold) | (same & rounded.isfinite())
 
 
 def check_conditions(
     keys: Sequence[str], conditions: Mapping[str, Any], where: str = "conditions"
 ) -> None:
-    """Raise the ValueError that `apply_conditions` documents; it begins with `where`."""
+    """Raise ValueError for conditions that `apply_conditions` rejects.
+
+    The text of the error begins with `where`.
+    """
     if not isinstance(conditions, Mapping):
         raise ValueError(f"{where}: expected a mapping, found {conditions!r}")
     for name, condition in each_condition(conditions):
@@ -152,7 +160,7 @@ def check_conditions(
             number = condition[limit]
             if not is_number(number):
                 raise ValueError(f"{place}.{limit}: expected a finite number, found {number!r}")
-    empty = [name for name, own in conditions.items() if not listed(own)]
+    empty = [name for name, of_component in conditions.items() if not listed(of_component)]
     if empty:
         raise ValueError(f"{where}.{empty[0]}: expected one or more conditions, found none")
     from graphlib import CycleError

@@ -15,32 +15,37 @@ from gdpo_verl.advantage.variant import Variant
 
 logger = logging.getLogger(__name__)
 
-# A sum of correlations below the square of this number is rounding, of rewards that cancel.
+# If the sum of the correlations is below the square of this number, the rewards cancel, and the sum
+# is only a rounding error.
 _CANCELS = 1e-4
 
 
 def corr_grpo(d: Decomposition) -> Tensor:
-    """A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / (sqrt(max(sum_kl rho_kl, 0)) + epsilon)
+    """Divide the centred weighted sum by the root of the sum of the correlations in the group.
 
-    with the sample correlations rho of the weighted rewards in the group; a reward that is
-    constant there has none, not even with itself (https://arxiv.org/abs/2609.36820; its code has
-    epsilon within the root). Groups whose correlations add up to 0 get 0, with a warning.
+    A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / (sqrt(max(sum_kl rho_kl, 0)) + epsilon)
 
-    With one component it is Dr.GRPO, r - mean. In general it does not equal GDPO, because it keeps
-    the rewards' units and does not whiten.
+    Here rho are the sample correlations of the weighted rewards in the group
+    (https://arxiv.org/abs/2609.36820). The correlations of a reward that is constant in the group,
+    including the one with itself, count as 0. The authors' code has epsilon within the root. If the
+    correlations of a group add up to 0, its advantages are 0, and a warning is logged.
+
+    With one component the result is Dr.GRPO, r - mean. In general CorrGRPO does not equal GDPO,
+    because it keeps the rewards' units and does not whiten.
     """
     spread = d.spread
     weights = d.weights / d.largest_weight
     centred = (spread.deviation * weights).sum(dim=1)
     if not d.scale:
         return centred
-    # Σ rho_kl = Σ_i (Σ_k u[i, k])² with unit vectors u_k: no K × K matrix for each group.
+    # Σ rho_kl = Σ_i (Σ_k u[i, k])² with unit vectors u_k. This needs no K × K matrix per group.
     length = spread.std * (spread.count - 1).clamp(min=1).sqrt()
     unit_vectors = (spread.deviation / length).where(spread.varies, 0.0) * weights.sign()
     codes, number = d.groups
     total = centred.new_zeros(number).index_add_(0, codes, unit_vectors.sum(dim=1).square())
     root = total.clamp(min=0.0).sqrt()[codes]
-    # There the formula divides by epsilon alone, which gives an advantage of about 100,000.
+    # In groups whose correlations cancel, the formula divides by epsilon alone, which would give an
+    # advantage of about 100,000.
     cancels = (root < _CANCELS) & spread.group_varies.any(dim=1)
     if bool(cancels.any()):
         logger.warning(

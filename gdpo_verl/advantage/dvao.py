@@ -14,21 +14,23 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def dvao(d: Decomposition) -> Tensor:
-    """A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / sum_l w_l std_g r[:, l]
+    """Divide the centred weighted sum by the weighted sum of the deviations in the group.
 
-    with the population's standard deviation and no epsilon (https://arxiv.org/abs/2605.25604). A
-    reward that varies more in a group has a larger weight there. abs(A) is at most that of GRPO,
-    and equal to it where all correlations are 1.
+    A_i = sum_k w_k (r[i, k] - mean_g r[:, k]) / sum_l w_l std_g r[:, l]
 
-    With one component it is GRPO with the population's deviation. It equals GDPO before the
-    batch step only where one component varies in each group, and then except for the factor
-    sqrt(n / (n - 1)) of the population's deviation and for the weight.
+    The standard deviation is the population's (with n instead of n - 1), and there is no epsilon
+    (https://arxiv.org/abs/2605.25604). A reward that varies more in a group has a larger weight
+    there. abs(A) is at most as large as with GRPO, and equally large if all correlations are 1.
+
+    With one component the result is GRPO with the population's deviation. It equals GDPO before
+    whitening only if a single component varies in each group, except for the factor
+    sqrt(n / (n - 1)) of the population's deviation and for the weight of the component.
     """
     weights = d.weights / d.largest_weight
     centred = (d.spread.deviation * weights).sum(dim=1)
     if not d.scale:
         return centred
-    # The paper does not define a group in which nothing varies; it gets 0 here.
+    # The paper does not define the result for a group in which nothing varies. Here it is 0.
     width = (d.spread.population_std * weights).sum(dim=1)
     return (centred / width).where(width > 0, 0.0)
 

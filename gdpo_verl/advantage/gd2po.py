@@ -12,23 +12,25 @@ from torch import Tensor
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.variant import Variant
 
-# As in the authors' code: smaller terms have no sign, and a sum of 0 has no ratio.
+# The authors' code uses this number twice. Terms that are smaller have no sign, and the number is
+# added to a divisor that could be 0.
 _NO_SIGN = 1e-8
 
 
 def gd2po(d: Decomposition, *, tau: float = 0.8, hard: bool = False) -> Tensor:
-    """Drop the responses in conflict, and scale the others by their group's kept share.
+    """Drop responses in conflict, and scale the others by the share of their group that is kept.
 
-    With GDPO's terms c = w z, a response is in conflict when one of its terms is above 1e-8 and
-    another below -1e-8. It is dropped when abs(sum_k c) / (sum_k abs(c) + 1e-8) < tau, and with
-    ``hard`` always. The sum of each other response is multiplied by the share, and whitened over
-    the kept responses alone (https://arxiv.org/abs/2606.16771). Where all are dropped, all are 0.
+    GDPO's terms are c = w z. A response is in conflict if one of its terms is above 1e-8 and
+    another term is below -1e-8. It is dropped if abs(sum_k c) / (sum_k abs(c) + 1e-8) < tau. With
+    ``hard`` it is always dropped. The sum of each other response is multiplied by the share of its
+    group that is kept. The results are whitened over the kept responses alone
+    (https://arxiv.org/abs/2606.16771). If all responses are dropped, all advantages are 0.
 
-    With ``tau=0`` it is GDPO; with ``tau=1`` it is hard.
+    With ``tau=0`` the result is that of GDPO, and with ``tau=1`` it is the same as with ``hard``.
 
     Args:
-      tau: from 0 to 1; 0.8 in the authors' scripts.
-      hard: drop every conflict.
+      tau: the threshold, from 0 to 1. The authors' scripts use 0.8.
+      hard: whether to drop every response in conflict.
     """
     terms = d.terms
     conflict = (terms > _NO_SIGN).any(dim=1) & (terms < -_NO_SIGN).any(dim=1)
@@ -40,7 +42,7 @@ def gd2po(d: Decomposition, *, tau: float = 0.8, hard: bool = False) -> Tensor:
     counts = terms.new_zeros(2, number)
     counts[0].index_add_(0, codes, kept.to(terms))
     counts[1].index_add_(0, codes, d.has_advantage.to(terms))
-    # The share comes before the batch step, as in the authors' code.
+    # As in the authors' code, the sums are multiplied by the share before they are whitened.
     share = (counts[0] / counts[1].clamp(min=1))[codes]
     return (terms.sum(dim=1) * share).where(kept, torch.nan)
 

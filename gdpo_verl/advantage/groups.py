@@ -1,4 +1,4 @@
-"""Groups, the responses that share a prompt, and each reward's spread within them."""
+"""Groups (the responses to one prompt), and the mean and deviation of each reward within them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Groups(NamedTuple):
     """The group of each row, as a number from 0 to number - 1.
 
     Attributes:
-      codes: int64, shape (B,).
+      codes: the number of each row's group: int64, shape (B,).
       number: the number of groups.
     """
 
@@ -34,7 +34,7 @@ class Groups(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The number of rows of the largest group; 0 where there is no group."""
+        """The number of rows in the largest group; 0 if there is no group."""
         return int(self.codes.bincount().max()) if self.number else 0
 
 
@@ -46,8 +46,8 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor, where: str = "group_i
 
     Args:
       group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
-      rewards: B rows, on the device for the codes.
-      where: the name of the ids in an error.
+      rewards: a tensor with B rows, on the device that the result should be on.
+      where: the name of the ids in error messages.
 
     Raises:
       ValueError: there is not one id per row, or an id cannot be hashed.
@@ -61,12 +61,12 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor, where: str = "group_i
         values, codes = torch.unique(group_ids.detach().to(rewards.device), return_inverse=True)
         return Groups(codes, len(values))
     try:
-        found: Any = len(group_ids)
+        number: Any = len(group_ids)
     except TypeError:
-        found = type_name(group_ids)
-    if found != size:
-        raise ValueError(f"{where}: expected {size}, one per row of rewards, found {found}")
-    # One pass: a new id gets the next number.
+        number = type_name(group_ids)
+    if number != size:
+        raise ValueError(f"{where}: expected {size}, one per row of rewards, found {number}")
+    # The defaultdict gives the next number to each new id.
     seen: defaultdict[Hashable, int] = defaultdict(count().__next__)
     try:
         codes = torch.from_numpy(np.fromiter(map(seen.__getitem__, group_ids), np.int64, size))
@@ -81,27 +81,30 @@ def factorize_groups(group_ids: GroupIds, rewards: Tensor, where: str = "group_i
 
 
 def groups_with_any(rows: Tensor, groups: Groups) -> Tensor:
-    """Return the groups with a true row, per column: bool, from (B, K) to (groups, K)."""
+    """Return for each column which groups have a true row: bool, from (B, K) to (groups, K)."""
     counts = rows.new_zeros((groups.number, rows.shape[1]), dtype=torch.float32)
     return counts.index_add_(0, groups.codes, rows.to(torch.float32)) > 0
 
 
 class Spread:
-    """The deviation of each reward from its group's mean, and each group's standard deviation.
+    """The mean and the standard deviation of each reward within the groups.
+
+    All attributes have shape (B, K): a row has the statistics of its group.
 
     Attributes:
-      scored: bool, shape (B, K).
-      group_varies: bool, shape (B, K); in the row's group the reward is not constant.
-      varies: the same where the row is scored, else False.
-      count: float64, shape (B, K); the number of scored rows in the row's group.
-      mean, std, deviation: float64, shape (B, K), in reward units; mean and unbiased standard
-        deviation of the row's group over its scored rows. The deviation is 0 where not scored.
+      scored: bool; the reward of this row is scored.
+      group_varies: bool; the reward is not constant in the row's group.
+      varies: bool; `group_varies`, and the row is scored.
+      count: float64; the number of scored rows in the row's group.
+      mean: float64, in reward units; the mean over the scored rows of the row's group.
+      std: float64, in reward units; the unbiased standard deviation over the same rows.
+      deviation: float64, in reward units; reward - mean, and 0 where not scored.
 
     Args:
       rewards: float64, shape (B, K); NaN where not scored.
       groups: the groups of the rows.
-      noise: shape (B, K), in reward units; the rewards of a group are constant when they differ
-        by no more than the largest noise in the group.
+      noise: shape (B, K), in reward units. A reward is constant in a group if its values differ by
+        no more than the largest noise in the group.
     """
 
     def __init__(self, rewards: Tensor, groups: Groups, noise: Tensor | None = None) -> None:
@@ -121,30 +124,35 @@ class Spread:
         self.count = n[codes]
         self.mean = (group_sum(rewards.nan_to_num(0.0)) / n.clamp(min=1))[codes]
         self.deviation = torch.where(self.scored, rewards - self.mean, 0.0)
-        # The values show that a group is constant; its deviations are rounding errors, not zero.
+        # A group is constant if its largest and its smallest value are equal. The deviations do not
+        # show it: because of rounding they are small numbers instead of 0.
         width = extreme(rewards, -torch.inf, "amax") - extreme(rewards, torch.inf, "amin")
         least = 0.0 if noise is None else extreme(noise, 0.0, "amax")
         self.group_varies = (width > least)[codes]
         self.varies = self.group_varies & self.scored
-        # In units of the width, no square overflows or underflows.
+        # The deviations are divided by the width, so that no square overflows or underflows.
         width = torch.where(width > 0, width, 1.0)
         squares = group_sum((self.deviation / width[codes]).square())
         self.std = (width * (squares / (n - 1).clamp(min=1)).sqrt())[codes]
 
     def with_columns(self, columns: Tensor, other: Spread, rows: Tensor) -> Spread:
-        """Return this spread with some columns taken from these rows of another spread.
+        """Return this spread with some columns replaced by columns of another spread.
 
-        `columns` is bool, of shape (K,).
+        Args:
+          columns: the columns to replace: bool, shape (K,).
+          other: the spread with the new columns.
+          rows: the row of `other` that belongs to each row of this spread: int64, shape (B,).
         """
         spread = copy(self)
-        for name, own in vars(self).items():
-            setattr(spread, name, torch.where(columns, getattr(other, name)[rows], own))
+        for name, values in vars(self).items():
+            setattr(spread, name, torch.where(columns, getattr(other, name)[rows], values))
         return spread
 
     @property
     def population_std(self) -> Tensor:
         """The standard deviation with n instead of n - 1; exactly 0 in a constant group."""
-        # The std of a constant group is a rounding error, and some variants divide without epsilon.
+        # The std of a constant group may be a rounding error instead of 0. Some variants divide by
+        # it without epsilon, so it must be exactly 0 here.
         share = (self.count - 1).clamp(min=0) / self.count.clamp(min=1)
         return torch.where(self.group_varies, self.std * share.sqrt(), 0.0)
 
@@ -161,10 +169,10 @@ def group_normalize(
 
     z[i, k] = (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + epsilon)
 
-    Eq. 4 of GDPO (https://arxiv.org/abs/2601.05242), with the unbiased standard deviation
-    over the group's scored rows. It differs from verl 0.9.1's `compute_grpo_outcome_advantage` in
-    two cases. For a group with one scored row it returns 0, and verl the raw reward. For a
-    constant group it returns exactly 0, and verl a rounding error divided by epsilon.
+    This is Eq. 4 of GDPO (https://arxiv.org/abs/2601.05242), with the unbiased standard deviation
+    over the group's scored rows. It differs from `compute_grpo_outcome_advantage` of verl 0.9.1 in
+    two cases. For a group with one scored row it returns 0, while verl returns the raw reward. For
+    a constant group it returns exactly 0, while verl returns a rounding error divided by epsilon.
 
     >>> group_normalize(torch.tensor([[1.0], [0.0], [3.0]]), ["a", "a", "b"]).round(decimals=4)
     tensor([[ 0.7071],
@@ -175,7 +183,7 @@ def group_normalize(
       rewards: shape (B, K), in reward units; NaN where not scored.
       group_ids: B hashables, or a tensor of shape (B,); equal ids share a prompt.
       epsilon: added to the standard deviation, in reward units.
-      scale: False subtracts the mean only; the result is then in reward units.
+      scale: if False, only the mean is subtracted, and the result is in reward units.
 
     Returns:
       shape (B, K), unitless, in the rewards' float dtype (float32 for other dtypes); NaN

@@ -25,7 +25,7 @@ def grpo_advantages(
     epsilon: float = EPSILON,
     scale: bool = True,
 ) -> Tensor:
-    """GRPO, the baseline: add the components, then normalise the sum within its group.
+    """Compute the advantages of GRPO: add the components, then normalise the sum in its group.
 
     A[i, t] = mask[i, t] (s_i - mean_g s) / (std_g s + epsilon),  s_i = sum_k w_k r[i, k]
 
@@ -34,10 +34,11 @@ def grpo_advantages(
     >>> grpo_advantages(rewards, [0, 0, 1, 1], torch.ones(4, 1))[:, 0].round(decimals=4)
     tensor([ 0.7071, -0.7071,  0.7071, -0.7071])
 
-    Arguments, result and errors are those of `gdpo_advantages`. Nothing is whitened, and a
+    Arguments, result and errors are those of `gdpo_advantages`. The result is not whitened. A
     component that is not scored adds 0 to the sum. Sums that differ only by the rounding of the
     addition are treated as equal.
     """
     settings = EstimatorSettings(weights=weights, epsilon=epsilon, scale=scale)
-    found = decompose(rewards, group_ids, settings=settings)
-    return MaskedRows(response_mask, len(found.raw), result_dtype(rewards)).scale_(found.grpo)
+    decomposition = decompose(rewards, group_ids, settings=settings)
+    rows = MaskedRows(response_mask, len(decomposition.raw), result_dtype(rewards))
+    return rows.scale_(decomposition.grpo)

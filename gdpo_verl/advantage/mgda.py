@@ -20,38 +20,40 @@ def mgda(d: Decomposition) -> Tensor:
 
     A_i = sum_k alpha_k z[i, k],  alpha = argmin |sum_k alpha_k z_k|^2, alpha_k >= 0, sum alpha = 1
 
-    over the batch, without a batch step. MGDA does this with gradients
-    (https://arxiv.org/abs/1810.04650), in place of which z is used here. A reward that varies
-    nowhere gets no weight. Two rewards whose z are equally long get the weight 1/2 each, which is
-    half of GDPO without whitening. Where the rewards cancel, the result is 0.
+    The length is taken over the batch, and the result is not whitened. MGDA combines gradients in
+    this way (https://arxiv.org/abs/1810.04650); here z takes the place of the gradients. A reward
+    that varies nowhere gets no weight. Two rewards whose z have the same length get the weight 1/2
+    each, which gives half of GDPO without whitening. If the rewards cancel, the result is 0.
     """
     z = d.normalized.nan_to_num(0.0) * d.has_advantage[:, None]
     return (z * shortest(z.T @ z)).sum(dim=1)
 
 
 def shortest(gram: Tensor) -> Tensor:
-    """Return the convex weights of the shortest combination of K vectors.
+    """Return the weights of the shortest convex combination of K vectors: shape (K,).
 
-    `gram` has their products: (K, K) to (K,).
+    `gram` has the inner products of the vectors: shape (K, K).
     """
     best = torch.zeros_like(gram[0])
     least = torch.inf
     live = gram.diagonal().nonzero()[:, 0].tolist()
     gram = gram / gram.diagonal().max()
-    # On the set of vectors that get a weight, the minimum solves a linear system.
+    # If the set of vectors with a weight above 0 is known, the minimum solves a linear system.
+    # All sets are tried.
     for size in range(1, len(live) + 1):
         sets = torch.tensor([*combinations(live, size)], device=gram.device)
         part = gram[sets[:, :, None], sets[:, None, :]]
-        # Equal vectors make the system singular; then the shortest solution is used.
+        # Equal vectors make the system singular. The pseudo-inverse then gives the solution with
+        # the smallest weights.
         alpha = torch.linalg.pinv(part + 1.0, hermitian=True).sum(dim=2)
         alpha = alpha / alpha.sum(dim=1, keepdim=True)
         square = torch.einsum("ni,nij,nj->n", alpha, part, alpha)
-        # With a negative weight the combination is not convex; a smaller set has the minimum.
+        # A combination with a negative weight is not convex, so this set is skipped.
         square = square.where((alpha >= 0).all(dim=1), torch.inf)
         if float(square.min()) < least:
             least = float(square.min())
-            found = int(square.argmin())
-            best = torch.zeros_like(best).index_put_((sets[found],), alpha[found])
+            shortest_set = int(square.argmin())
+            best = torch.zeros_like(best).index_put_((sets[shortest_set],), alpha[shortest_set])
     return best
 
 

@@ -13,10 +13,11 @@ from gdpo_verl.advantage.variant import Variant
 
 
 def mo_grpo(d: Decomposition) -> Tensor:
-    """A_i = sum_k w_k z[i, k]
+    """Add the normalised rewards, and do not whiten the sum.
 
-    without a batch step (https://arxiv.org/abs/2509.22047). It is GDPO with ``whiten="none"``,
-    exactly.
+    A_i = sum_k w_k z[i, k]
+
+    See https://arxiv.org/abs/2509.22047. MO-GRPO is exactly GDPO with ``whiten="none"``.
     """
     return d.combined
 

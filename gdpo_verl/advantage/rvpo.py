@@ -12,21 +12,26 @@ from torch import Tensor
 from gdpo_verl.advantage.decomposition import Decomposition
 from gdpo_verl.advantage.variant import Variant
 
-_SHARPEST = 1e6  # the minimum to six digits; its inverse gives the mean
+# With this k the result is the minimum to six digits, and with its inverse the result is the mean.
+_SHARPEST = 1e6
 
 
 def rvpo(d: Decomposition, *, k: float = 1.0) -> Tensor:
-    """a_i = -(1 / k) ln((1 / M) sum_j exp(-k z[i, j]))
+    """Compute a smooth minimum of the normalised rewards of each response.
 
-    over the M components that are scored in the response, then whitened
-    (https://arxiv.org/abs/2605.05750). It is not defined with weights, which are rejected.
+    a_i = -(1 / k) ln((1 / M) sum_j exp(-k z[i, j]))
 
-    As k goes to 0 it becomes GDPO with equal weights; as k goes to infinity, the smallest z.
+    The sum runs over the M components that are scored in the response, and the result is whitened
+    (https://arxiv.org/abs/2605.05750). RVPO is not defined with weights, so they are rejected.
+
+    As k goes to 0, RVPO becomes GDPO with equal weights. As k goes to infinity, a_i becomes the
+    smallest z.
 
     Args:
-      k: how near the result is to the minimum instead of the mean, above 0.
+      k: the sharpness, above 0. The larger it is, the nearer the result is to the minimum.
     """
-    # A reward that is constant in the group has z = 0 and counts; one that is not scored does not.
+    # A reward that is constant in the group counts with z = 0. A reward that is not scored does
+    # not count.
     scored = d.spread.scored
     z = d.normalized.where(scored, torch.inf)
     least = z.amin(dim=1, keepdim=True).where(d.scored[:, None], 0.0)

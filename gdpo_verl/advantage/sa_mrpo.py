@@ -24,24 +24,27 @@ def sa_mrpo(
     targets: Sequence[float | None] | None = None,
     targets_floor: float = 0.0,
 ) -> Tensor:
-    """s_k = (mean r_k - low_k) / (high_k - low_k);  a_i = sum_k w_k (1 - s_k)^gamma z[i, k]
+    """Reduce the weight of each reward as its mean approaches the upper end of its range.
 
-    whitened, with the population's standard deviation in both steps and no epsilon
-    (https://arxiv.org/abs/2608.16072). The mean runs over the batch's scored responses. If all
-    rewards are saturated, the result is 0, where the formula in the paper is 0 / 0.
+    s_k = (mean r_k - low_k) / (high_k - low_k);  a_i = sum_k w_k (1 - s_k)^gamma z[i, k]
 
-    With ``gamma=0`` it is GDPO with the population's deviations: in groups of equal size that is
-    GDPO times sqrt(n / (n - 1)) for n whitened tokens or responses, except for epsilon.
+    The mean runs over the scored responses of the batch. The result is whitened. Both the group
+    normalisation and the whitening use the population's standard deviation (with n instead of
+    n - 1), and no epsilon (https://arxiv.org/abs/2608.16072). If all rewards are saturated, the
+    result is 0, where the formula in the paper is 0 / 0.
 
-    A target takes the place of high_k, so that the weight is 0 where the mean has reached it. This
-    is not part of the paper. Others reach targets with multipliers that are updated in each step
-    and stored in the checkpoint; this weight depends on the batch alone.
+    With ``gamma=0`` the result is GDPO with the population's deviations. In groups of equal size
+    that is GDPO times sqrt(n / (n - 1)) for n whitened tokens or responses, except for epsilon.
+
+    A target replaces high_k, so that the weight is 0 when the mean has reached the target. Targets
+    are not part of the paper. Other methods reach targets with multipliers that are updated in
+    each step and stored in the checkpoint. Here the weight depends on the batch alone.
 
     Args:
-      gamma: 0 does not change the weights; the paper uses 0.25 and 0.5.
-      targets: of each component the mean from which on it is solved, in reward units, above
-        low_k; or None. In the configuration they are named: ``targets: {format: 0.9}``.
-      targets_floor: the least (1 - s_k)^gamma of a component with a target.
+      gamma: the exponent. With 0 the weights do not change; the paper uses 0.25 and 0.5.
+      targets: for each component the mean at which it is solved, in reward units, above low_k, or
+        None. In the configuration they are given by name: ``targets: {format: 0.9}``.
+      targets_floor: the lowest (1 - s_k)^gamma of a component with a target.
     """
     assert d.ranges is not None
     low, high = d.ranges.unbind(dim=1)
@@ -61,7 +64,8 @@ def sa_mrpo(
     has_target = torch.tensor([target is not None for target in targets], device=high.device)
     scored = d.spread.scored
     mean = d.rewards.nan_to_num(0.0).sum(dim=0) / scored.sum(dim=0).clamp(min=1)
-    # A mean outside the declared range would give a negative base below, whose power is NaN.
+    # A mean above the declared range would give a negative number below, and its power would be
+    # NaN.
     solved = ((mean - low) / (high - low)).clamp(0.0, 1.0)
     left = (1.0 - solved) ** gamma
     left = left.clamp(min=targets_floor).where(has_target, left)

@@ -1,4 +1,4 @@
-"""Weights that change during a run, as functions of the global step alone."""
+"""Weights that change during a run. They depend only on the global step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ Shape = Literal["linear", "cosine", "list"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The weight of a component at each global step; a resumed run continues with the same weights.
+    """The weight of a component at each global step.
 
-    A ramp goes from ``weights[0]`` at step 0 to ``weights[1]`` at ``steps[1]`` and stays there. A
-    list has ``weights[i]`` from ``steps[i]`` on. The weight is applied after the normalisation,
-    because the normalisation would cancel a factor in the reward.
+    With the shape "linear" or "cosine", the weight goes from ``weights[0]`` at step 0 to
+    ``weights[1]`` at ``steps[1]``, and then stays the same. With the shape "list", the weight is
+    ``weights[i]`` from ``steps[i]`` on. Weights are applied after the group normalisation, because
+    the normalisation would cancel a factor in the reward.
 
     >>> Schedule((0, 200), (0.0, 1.0)).weight(50)
     0.25
@@ -29,8 +30,11 @@ class Schedule:
     shape: Shape = "linear"
 
     def weight(self, step: int) -> float:
-        """Return the weight at a global step; before the first step of a list, its first weight."""
-        # Nothing is kept from step to step, because a resumed run may begin at any step.
+        """Return the weight at a global step.
+
+        Before the first step of a list, the weight is the first weight of the list.
+        """
+        # The weight must not depend on earlier calls, because a resumed run may begin at any step.
         if self.shape == "list":
             return self.weights[max(bisect.bisect_right(self.steps, step) - 1, 0)]
         share = min(max(step, 0) / self.steps[-1], 1.0)

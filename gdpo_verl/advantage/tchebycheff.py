@@ -1,4 +1,4 @@
-"""Tchebycheff: a response is judged by its reward that is farthest from its upper end.
+"""Tchebycheff: a response is judged by the reward that is farthest below its highest value.
 
 Use it as a baseline that improves the worst reward, before any normalisation.
 Assumes: each component declares its range; weights of at least 0.
@@ -19,19 +19,21 @@ def tchebycheff(d: Decomposition, *, rho: float = 0.05) -> Tensor:
 
     d[i, k] = w_k (high_k - r[i, k]) / (high_k - low_k);  s_i = -(max_k d[i, k] + rho sum_k d[i, k])
 
-    over the components that are scored in the response, and s normalised within its group as
-    GRPO normalises a sum, without a batch step. The distances are shares of the declared ranges, so
-    the scales do not matter (after Steuer and Choo, Mathematical Programming 26, 1983: the distance
-    to an ideal point). With one component it is GRPO.
+    The maximum and the sum run over the components that are scored in the response. Then s is
+    normalised within its group, as GRPO normalises a sum. The result is not whitened. The distances
+    d are shares of the declared ranges, so the scales of the rewards do not matter. The method
+    follows Steuer and Choo (Mathematical Programming 26, 1983), who minimise the distance to an
+    ideal point. With one component the result is that of GRPO.
 
     Args:
-      rho: the factor of the sum, at least 0; with 0 only the worst component counts.
+      rho: the factor of the sum, at least 0. With 0 only the worst component counts.
     """
     assert d.ranges is not None
     low, high = d.ranges.unbind(dim=1)
     scored = d.spread.scored
     distance = (high - d.rewards) / (high - low) * (d.weights / d.largest_weight)
-    # A component that is not scored has no distance: -inf is never the largest, and 0 adds nothing.
+    # A component that is not scored must not count. In the maximum its distance is -inf, which is
+    # never the largest, and in the sum it is 0.
     worst = distance.where(scored, -torch.inf).amax(dim=1)
     distance = distance.where(scored, 0.0)
     score = -(worst + rho * distance.sum(dim=1)).where(d.scored, torch.nan)

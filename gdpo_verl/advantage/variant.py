@@ -1,4 +1,4 @@
-"""A variant: an estimator that combines the components of a response in its own way."""
+"""The definition of a variant: an estimator that changes how GDPO combines the components."""
 
 from __future__ import annotations
 
@@ -24,23 +24,27 @@ class Variant:
 
     Attributes:
       name: the value of `algorithm.gdpo.variant`.
-      combine: takes a `Decomposition` and its own settings as keyword arguments; returns float64,
-        shape (B,), before the batch step, in units of the largest weight.
-      settings: all keyword arguments.
-      by_component: the settings with a value for each component. In the configuration they are
-        mappings by name, which `with_columns` turns into lists.
-      limits: the smallest and the largest value of a setting that is a number.
-      whiten: the batch step of the method's authors.
-      unbiased: the batch step divides the squares by n - 1, else by n.
-      linear: doubled weights double the advantages.
-      may_drop_rows: `combine` may return NaN for a row; the row is then left out of the batch step
-        and gets 0.
-      keeps_units: a small deviation of the result means small rewards, not noise.
-      uses_epsilon: `epsilon` changes the result.
-      needs_ranges: every component has to declare its range.
-      weights: "any", "positive" (none below 0), or "equal" (all the same, above 0).
-      least_group: the number of responses that a group needs if there are several components.
-      reads_only_z: the variant uses only the normalised values of the rewards.
+      combine: the function. Its arguments are a `Decomposition`, and its settings as keyword
+        arguments. It returns float64, shape (B,), before the batch step (the whitening), in units
+        of the largest weight.
+      settings: the keyword arguments of `combine`.
+      by_component: the names of the settings that have a value for each component. In the
+        configuration they are mappings by the name of the component; `with_columns` turns them
+        into lists.
+      limits: the lowest and the highest value of each setting that is a number.
+      whiten: the whitening that the authors of the method use.
+      unbiased: whether the variance of the whitening is divided by n - 1 instead of n.
+      linear: whether doubled weights double the advantages.
+      may_drop_rows: whether `combine` may return NaN for a row. The row is then left out of the
+        whitening, and its advantage is 0.
+      keeps_units: whether the result is in reward units. Then a small deviation of the result
+        means small rewards, not noise.
+      uses_epsilon: whether `epsilon` changes the result.
+      needs_ranges: whether every component has to declare its range.
+      weights: the weights that are allowed: "any", "positive" (none below 0), or "equal" (all the
+        same, above 0).
+      least_group: the smallest number of responses in a group if there are several components.
+      reads_only_z: whether the variant uses only the normalised values of the rewards.
     """
 
     name: str
@@ -61,16 +65,16 @@ class Variant:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The settings and their defaults: the keyword-only parameters of `combine`."""
+        """The default of each setting. Settings are the keyword-only parameters of `combine`."""
         parameters = inspect.signature(self.combine).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def with_settings(self, given: Mapping[str, Any], where: str = "") -> Variant:
-        """Return the variant with these settings, and the defaults of the others.
+        """Return the variant with these settings; the other settings have their defaults.
 
         Args:
           given: the settings by name.
-          where: the text before the name of a setting in an error.
+          where: the text before the name of a setting in error messages.
 
         Raises:
           ValueError: a setting is unknown, or a value has another type or is outside its limits.
@@ -85,12 +89,12 @@ class Variant:
         return replace(self, settings={**self.defaults, **given})
 
     def with_columns(self, keys: Sequence[str]) -> Variant:
-        """Return the variant with lists, in the order of the components, for its mappings."""
+        """Return the variant with its settings by component as lists in the order of `keys`."""
         lists: dict[str, Any] = {}
         for name in self.by_component:
-            named = self.settings.get(name)
-            if isinstance(named, Mapping):
-                lists[name] = [named.get(key) for key in keys]
+            by_name = self.settings.get(name)
+            if isinstance(by_name, Mapping):
+                lists[name] = [by_name.get(key) for key in keys]
         return replace(self, settings={**self.settings, **lists}) if lists else self
 
     def _check_setting(self, where: str, name: str, value: Any) -> None:
@@ -107,7 +111,7 @@ class Variant:
                 )
 
     def check_weights(self, weights: Sequence[float], where: str = "weights") -> None:
-        """Raise ValueError where the method is not defined with these weights."""
+        """Raise ValueError if the method is not defined for these weights."""
         if self.weights == "positive" and min(weights) < 0:
             raise ValueError(
                 f"{where}: the variant {self.name!r} is defined for weights of at least 0, found "
@@ -122,9 +126,9 @@ class Variant:
     def check_ranges(
         self, ranges: Ranges | None, keys: Sequence[Any], where: str = "ranges"
     ) -> None:
-        """Raise ValueError where the method needs the range of a component that has none."""
-        given = [None] * len(keys) if ranges is None else list(ranges)
-        missing = [key for key, pair in zip(keys, given, strict=True) if pair is None]
+        """Raise ValueError if the method needs ranges, and a component has none."""
+        pairs = [None] * len(keys) if ranges is None else list(ranges)
+        missing = [key for key, pair in zip(keys, pairs, strict=True) if pair is None]
         if self.needs_ranges and missing:
             raise ValueError(
                 f"{where}: the variant {self.name!r} needs the smallest and the largest value of "
@@ -132,8 +136,8 @@ class Variant:
             )
 
     def check_group_size(self, size: int, components: int, where: str = "group_ids") -> None:
-        """Raise ValueError where groups are too small for the method."""
-        # Groups of one have no advantage under any variant, and a batch may contain some.
+        """Raise ValueError if groups are too small for the method."""
+        # Groups of one response are allowed: they get no advantage under any variant.
         if components > 1 and 1 < size < self.least_group:
             raise ValueError(
                 f"{where}: the variant {self.name!r} uses correlations within a group, which are "
@@ -143,10 +147,11 @@ class Variant:
 
 
 def _between(low: float, high: float) -> str:
+    """Describe the limits of a setting for an error message; the text is empty without limits."""
     if math.isinf(low) and math.isinf(high):
         return ""
     return f" >= {low:g}" if math.isinf(high) else f" from {low:g} to {high:g}"
 
 
-# GDPO adds the decomposition's terms and nothing else.
+# GDPO itself is the variant that only adds the terms of the decomposition.
 GDPO = Variant("gdpo", lambda decomposition: decomposition.combined, reads_only_z=True)

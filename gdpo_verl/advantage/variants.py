@@ -1,4 +1,7 @@
-"""The variants by name. A new one is a file next to this one and its name here."""
+"""The variants by name, and loading a user's own variant.
+
+To add a variant, write a module next to this one and add the module to `_MODULES`.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +52,15 @@ VARIANTS: Mapping[str, Variant] = {"gdpo": GDPO} | {
     module.VARIANT.name: module.VARIANT for module in _MODULES
 }
 PACKAGE = "pkg://"
-# Tensors of a decomposition that a variant reads.
+# The tensors of a decomposition that a variant may read, and must not modify.
 _READ = ("rewards", "weights", "token_counts", "normalized", "terms", "combined", "spread.std")
 ADDRESS = "pkg://module:function or FILE.py:function"
+"""The two ways to write the address of a user's function, for error messages."""
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Keep a user's code, which may seed a generator, from moving the trainer's."""
+    """Restore the random state afterwards, because a user's code may seed or use the generators."""
     state = random.getstate()
     numpy_state = np.random.get_state()
     torch_state = torch.get_rng_state()
@@ -69,14 +73,14 @@ def random_state_kept() -> Iterator[None]:
 
 
 def find_variant(name: Any, where: str = "variant") -> Variant:
-    """Return a variant by its name, or a user's own by its address (`load_function`).
+    """Return the variant with a name, or a user's own variant at an address (`load_function`).
 
     Args:
-      name: as `algorithm.gdpo.variant` has it.
-      where: what an error calls it.
+      name: the value of `algorithm.gdpo.variant`.
+      where: the key of this setting in error messages.
 
     Raises:
-      ValueError: no such variant, or no such function.
+      ValueError: there is no such variant, or no such function.
     """
     if is_address(name):
         return Variant(own_name(name), load_function(name, where))
@@ -89,12 +93,15 @@ def find_variant(name: Any, where: str = "variant") -> Variant:
 
 
 def own_name(address: str) -> str:
-    """Return the name of a user's function, after the colon, which is the key of its settings."""
+    """Return the name of a user's function: the part of its address after the colon.
+
+    This name is also the key of the function's settings under `algorithm.gdpo`.
+    """
     return address.rpartition(":")[2]
 
 
 def is_address(name: Any) -> bool:
-    """Return whether a setting is the address of a user's function, and not a name."""
+    """Return whether the setting is the address of a user's function, not the name of a variant."""
     if not isinstance(name, str):
         return False
     return name.startswith(PACKAGE) or name.rpartition(":")[0].endswith(".py")
@@ -103,10 +110,10 @@ def is_address(name: Any) -> bool:
 def load_function(address: str, where: str) -> Any:
     """Load a user's function by its address: ``pkg://module:function`` or ``FILE.py:function``.
 
-    A relative FILE is looked for in the working directory.
+    A relative path of the file begins in the working directory.
 
     Raises:
-      ValueError: begins with `where`; the function cannot be loaded.
+      ValueError: the function cannot be loaded. The text of the error begins with `where`.
     """
     path, _, name = address.removeprefix(PACKAGE).rpartition(":")
     if not path or not name or not is_address(address):
@@ -132,12 +139,12 @@ def load_function(address: str, where: str) -> Any:
 
 
 def _load_file(path: str) -> ModuleType:
-    # Under a name that hides no other module.
+    # The colon in the name of the module prevents that it hides another module.
     spec = importlib.util.spec_from_file_location(f"gdpo_verl_file:{path}", path)
-    assert spec is not None  # its name ends with .py
+    assert spec is not None  # it is None only for a file whose name does not end with .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+    sys.modules[spec.name] = module  # dataclasses and pickle look for the module there
     spec.loader.exec_module(module)
     return module
 
@@ -149,19 +156,20 @@ def validate_variant(
     weights: Sequence[float],
     settings: EstimatorSettings = DEFAULTS,
 ) -> None:
-    """Call a user's variant on a small batch before anything depends on it.
+    """Call a user's variant on a small batch, so that a fault is reported before training.
 
     Args:
-      where: the configuration key, for errors.
-      weights: one a component.
-      settings: the others of the estimator; its gate and its whitening are not used.
+      variant: the user's variant.
+      where: the configuration key of the variant in error messages.
+      weights: the weight of each component.
+      settings: the other settings of the estimator. Its gate and its whitening are not used.
 
     Raises:
-      ValueError: it raised, returned something else than a finite number for each response, or
-        modified what it was given.
+      ValueError: the function raised an exception, did not return a finite number for each
+        response, or modified the decomposition.
     """
-    # As in training runs, a component and a response are not scored. There are a constant group, a
-    # group of one, and a response without tokens.
+    # The batch has the special cases that occur in training: a component that is not scored, a
+    # response that is not scored, a constant group, a group of one, and a response without tokens.
     columns = torch.arange(len(weights), dtype=torch.float64)
     rewards = torch.arange(9.0, dtype=torch.float64)[:, None].sub(columns).remainder(4.0)
     rewards[:3] = rewards[0]
@@ -170,18 +178,18 @@ def validate_variant(
     groups = [0, 0, 0, 1, 1, 1, 1, 1, 2]
     tokens = torch.tensor([3, 1, 2, 3, 3, 0, 1, 2, 2])
     settings = replace(settings, variant=variant, weights=weights, whiten=None, gate=None)
-    found = decompose(rewards, groups, tokens, settings)
+    decomposition = decompose(rewards, groups, tokens, settings)
     untouched = decompose(rewards.clone(), groups, tokens.clone(), settings)
     try:
         with random_state_kept():
-            _ = found.advantage
+            _ = decomposition.advantage
     except Exception as error:
         raise ValueError(
             f"{where}: {variant.name!r} failed on a batch of {len(rewards)} responses with "
             f"{len(weights)} component(s): {type(error).__name__}: {error}"
         ) from error
     for name in _READ:
-        after = attrgetter(name)(found)
+        after = attrgetter(name)(decomposition)
         before = attrgetter(name)(untouched)
         if not torch.allclose(after, before, rtol=0, atol=0, equal_nan=True):
             raise ValueError(

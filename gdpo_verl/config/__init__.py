@@ -1,4 +1,4 @@
-"""The settings, read and checked once, and the declaration of components.
+"""The settings, which are read and checked once, and the declaration of components.
 
 A reward function declares its components with `gdpo_verl.config.components`, which does not need
 torch. The settings need torch, so they are imported only when they are used.

@@ -1,4 +1,8 @@
-"""Errors of arguments of a reward function, whose caller may use other names for them."""
+"""Errors about the arguments of a reward function.
+
+A caller may know an argument under another name, such as a key of verl's configuration. The errors
+therefore have the name of the argument as an attribute.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 
 
 class ArgumentError(ValueError):
-    """An argument is wrong; the text begins with its name in the signature and a colon."""
+    """An argument is wrong. The text begins with the name in the signature, and a colon."""
 
     @property
     def argument(self) -> str:

@@ -10,33 +10,38 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Columns of verl's dumps, which a component with the same name would overwrite, and `reward`, under
-# which verl's validation collects the scores (verl/trainer/ppo/v1/trainer_base.py, `_validate`).
 TOKENS, MINI_BATCH = "response_tokens", "mini_batch"
-"""Our own columns in the dumps, in addition to the advantages."""
+"""The columns that we add to verl's dumps, in addition to the advantages."""
+# Names that no component may have. A component with the name of a column of the dumps would
+# overwrite that column, and verl's validation collects the scores under the name `reward`
+# (verl/trainer/ppo/v1/trainer_base.py, `_validate`).
 RESERVED = ("score", "reward", "input", "output", "gts", "uid", "step", TOKENS, MINI_BATCH)
 BY_TURN = "_by_turn"
-"""The end of the name of the column with the list of a per-turn component."""
+"""The suffix of the column that has the list of a per-turn component."""
 BY_CRITERION = "_by_criterion"
-"""The end of the name of the column with the mapping of a component by criterion."""
+"""The suffix of the column that has the mapping of a component by criterion."""
 ADVANTAGE = "_advantage"
-"""The end of the names of our own columns in the dumps."""
+"""The suffix of the columns with advantages, which we add to the dumps."""
 
 
 @dataclass(frozen=True)
 class Component:
     """One named reward component."""
 
-    name: str  # its key in the dict that the reward function returns
-    low: float | None = None  # the smallest value it can take; None when unbounded
-    high: float | None = None  # the largest value it can take; None when unbounded
-    # The key may be missing for some data sources: a missing, None or NaN value is *not scored*.
+    name: str  # the key in the dict that the reward function returns
+    low: float | None = None  # the lowest possible value; None when unbounded
+    high: float | None = None  # the highest possible value; None when unbounded
+    # The key may be missing, for example for some data sources. The component is then *not scored*,
+    # as if its value were None or NaN.
     optional: bool = False
-    # If a larger share of a batch's responses has no value, the run ends; None: it never ends.
+    # If the component is not scored in a larger share of a batch's responses, the run ends with an
+    # error. None means that there is no limit.
     most_unscored: float | None = None
-    # A list, one number for each turn of the model in the response; low and high are of one turn.
+    # The value is a list with one number for each turn of the model. `low` and `high` are the
+    # limits of one turn.
     by_turn: bool = False
-    # A mapping, one number for each criterion of the prompt; low and high are of `rubric_number`.
+    # The value is a mapping with one number for each criterion of the prompt. `low` and `high` are
+    # the limits of the rubric's total (`rubric_number`).
     by_criterion: bool = False
 
     def __post_init__(self) -> None:
@@ -58,7 +63,7 @@ class Component:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The smallest and the largest value; None unless both are known and differ."""
+        """The lowest and the highest value; None unless both are declared and differ."""
         if self.low is None or self.high is None or self.low == self.high:
             return None
         return float(self.low), float(self.high)
@@ -69,10 +74,11 @@ def declares(
     by_turn: Sequence[str] = (),
     by_criterion: Sequence[str] = (),
 ) -> Callable[[F], F]:
-    """Attach the declaration that the estimator, the metrics and the checks read.
+    """Declare the components that a reward function returns.
 
-    The function, sync or async, returns `score`, every component that is not optional, and any
-    further values to log. It returns the same keys for every text.
+    The estimator, the metrics and the checks read this declaration. The function may be sync or
+    async. It returns a dict with `score`, every component that is not optional, and any further
+    values to log. The dict has the same keys for every response.
 
     >>> @declares(Component("format", 0, 1), "correctness")
     ... def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -81,15 +87,16 @@ def declares(
     ['format', 'correctness']
 
     Args:
-      by_turn: the names of the components whose value is a list, one number for each turn of the
-        model. Names that are not among `components` are added after them. In verl the number of
-        the model's turns is `extra_info["num_turns"] // 2`, because verl also counts the question
-        and the results of the tools.
-      by_criterion: the names of the components whose value is a mapping, one entry for each
-        criterion of the prompt: a number, None where it is not scored, or
-        ``{"value": number, "weight": number}``. Without a weight it is 1.
+      components: the components. One without a range may be given by its name alone.
+      by_turn: the names of the components whose value is a list, with one number for each turn of
+        the model. Names that are not among `components` are added after them. In verl the number
+        of the model's turns is `extra_info["num_turns"] // 2`, because verl also counts the
+        question and the results of the tools.
+      by_criterion: the names of the components whose value is a mapping, with one entry for each
+        criterion of the prompt. An entry is a number, None if it is not scored, or
+        ``{"value": number, "weight": number}``. The default weight is 1.
     """
-    declared = {each.name: each for each in _checked(components)}
+    declared = {component.name: component for component in _checked(components)}
     for name in as_names(by_turn):
         declared[name] = replace(declared.get(name, Component(name)), by_turn=True)
     for name in as_names(by_criterion):
@@ -103,32 +110,33 @@ def declares(
 
 
 def as_names(names: Sequence[str]) -> Sequence[str]:
-    """Return a sequence of names; one name alone would be read as one name per letter."""
+    """Return a sequence of names; a single name is allowed, too."""
+    # A string is itself a sequence, and would be read as one name for each letter.
     return (names,) if isinstance(names, str) else names
 
 
 def declared_components(reward: Any) -> tuple[Component, ...]:
-    """Return the declaration of a reward function or manager class; empty when it has none.
+    """Return the components that a reward function or a reward manager class declares.
 
-    Raises ValueError for an entry that is neither a `Component` nor a name, and the errors of
-    `check_names`.
+    The result is empty if nothing is declared. Raises ValueError for an entry that is neither a
+    `Component` nor a name, and for the names that `check_names` rejects.
     """
     return _checked(getattr(reward, "components", None) or ())
 
 
 def _checked(entries: Iterable[Component | str]) -> tuple[Component, ...]:
+    """Return the entries as components, after checking their names."""
     components = as_components(entries)
     check_names([component.name for component in components], "components")
     return components
 
 
 def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
-    """Return components; an entry without a range may be given by its name alone.
+    """Return the entries as components. An entry is a `Component`, or the name of a component.
 
-    Raises ValueError for an entry that is neither a `Component` nor a name, and for a name that
-    occurs twice.
+    Raises ValueError for an entry of another type, and for a name that occurs twice.
     """
-    if isinstance(entries, str):  # a string would be read as one name per letter
+    if isinstance(entries, str):  # a string would be read as one name for each letter
         entries = (entries,)
     if not isinstance(entries, Iterable):
         raise ValueError(f"components: expected names or Component objects, found {entries!r}")
@@ -141,13 +149,19 @@ def as_components(entries: Iterable[Component | str]) -> tuple[Component, ...]:
 
 
 def check_distinct(names: Sequence[Any], where: str) -> None:
-    """Raise ValueError, beginning with `where`, for an entry that is no name or occurs twice."""
+    """Raise ValueError for an entry that is not a text or occurs twice.
+
+    The text of the error begins with `where`.
+    """
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"{where}: expected distinct names of components, found {list(names)}")
 
 
 def check_names(names: Sequence[Any], where: str) -> None:
-    """Raise ValueError, beginning with `where`, for names that no component can have in verl."""
+    """Raise ValueError for names that no component can have in verl.
+
+    The text of the error begins with `where`.
+    """
     check_distinct(names, where)
     for name in names:
         if name in RESERVED or name.endswith(ADVANTAGE):

@@ -1,4 +1,4 @@
-"""Derived components: a user's function that gets all responses of a group."""
+"""Derived components, which a user's function computes from all responses of a group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Derived:
     """One entry of `algorithm.gdpo.derived`.
 
     Attributes:
-      key: the full key in the settings.
+      key: the full key in the settings, for error messages.
       address: the address of the function, ``pkg://module:function`` or ``FILE.py:function``.
-      options: keyword arguments of the function.
-      range: the smallest and the largest value, in reward units, where they are known.
+      options: the keyword arguments of the function.
+      range: the lowest and the highest value, in reward units, if they are known.
     """
 
     key: str
@@ -30,13 +30,13 @@ class Derived:
 
     @cached_property
     def function(self) -> Any:
-        """The function; raises ValueError where it cannot be imported."""
+        """The function; raises ValueError if it cannot be imported."""
         return load_function(self.address, self.key)
 
     def _of_group(
         self, infos: list[dict[str, Any]], lengths: list[int | None], group: str
     ) -> list[float]:
-        """Call the function on the responses of one group; an error calls the group `group`."""
+        """Call the function on the responses of one group; error messages name it `group`."""
         where = f"{self.key}: {self.address}"
         size = len(infos)
         function = self.function
@@ -73,26 +73,28 @@ class Derived:
         """Call the function on the responses of each group.
 
         Args:
-          infos: what the reward function returned for each response; the function gets copies.
-          lengths: the length of each response in tokens; None where it is not known.
-          groups: the group of each response; equal ones share a prompt.
+          infos: the dict that the reward function returned for each response. The function gets
+            copies of the dicts.
+          lengths: the length of each response in tokens; None if it is not known.
+          groups: the group of each response. Responses in the same group share a prompt.
 
         Returns:
-          B numbers; NaN where a response is not scored or is alone in its group.
+          One number for each response; NaN if a response is not scored or is alone in its group.
 
         Raises:
-          ValueError: the function raised, or did not return a number or None for each response.
-            The error names the function and the group.
+          ValueError: the function raised an exception, or did not return a number or None for each
+            response. The error names the function and the group.
         """
         rows_of: dict[Hashable, list[int]] = {}
         for row, group in enumerate(groups):
             rows_of.setdefault(group, []).append(row)
         column = [math.nan] * len(infos)
         for group, rows in rows_of.items():
-            if len(rows) == 1:  # there is nothing to compare it with
+            if len(rows) == 1:  # the function would have nothing to compare the response with
                 continue
-            own = [dict(infos[row]) for row in rows]
-            values = self._of_group(own, [lengths[row] for row in rows], f"the group {group!r}")
+            copies = [dict(infos[row]) for row in rows]
+            of_rows = [lengths[row] for row in rows]
+            values = self._of_group(copies, of_rows, f"the group {group!r}")
             for row, value in zip(rows, values, strict=True):
                 column[row] = value
         return column

@@ -1,4 +1,7 @@
-"""Check the keys of verl's `algorithm` node; an error names the key in full."""
+"""Read and check our keys of verl's `algorithm` node.
+
+All functions raise ValueError for a wrong setting. The error names the key in full.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gdpo_verl.config.wording import VERL, Wording
 from gdpo_verl.names import did_you_mean, refuse_unknown
 
 OUR_KEYS = ("gdpo", "gdpo_reward_keys", "gdpo_reward_weights")
-"""Under `algorithm`; no other may begin with gdpo."""
+"""Our keys under `algorithm`. Other keys that begin with gdpo are rejected."""
 SECTION = (
     "variant",
     "whiten",
@@ -35,10 +38,10 @@ SECTION = (
 )
 """The keys under `algorithm.gdpo`, in addition to the sections of variants."""
 SCALE = "norm_adv_by_std_in_grpo"
-"""verl's own key, which is one of ours, too."""
+"""The key of verl that we use, too: whether to divide by the groups' standard deviations."""
 _RAMP, _LIST = ("from", "to", "steps", "shape"), ("steps", "weights")
-# verl's other keys under `algorithm`, with the value that asks for nothing; of a section, a dict
-# in which none of the switches is on.
+# verl's other keys under `algorithm`, each with the value that has no effect. A section has no
+# effect if none of the switches below is on.
 _VERLS: Mapping[str, Any] = {
     "_target_": None,
     "adv_estimator": "gdpo",
@@ -56,7 +59,7 @@ _SWITCHES = ("enable", "rollout_is", "rollout_rs", "bypass_mode")
 
 
 def plain(node: Any) -> dict[str, Any]:
-    """A mapping or an omegaconf DictConfig as a dict, interpolations resolved."""
+    """Return a mapping or an omegaconf DictConfig as a dict, with interpolations resolved."""
     if not isinstance(node, (dict, type(None))):
         from omegaconf import DictConfig, OmegaConf
 
@@ -66,7 +69,7 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def check_component(where: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is none of the reward's components."""
+    """Raise ValueError if `name` is not among the components `known`."""
     if name not in known:
         raise ValueError(
             f"{where}: {name!r} is not among the reward components {list(known)}."
@@ -75,9 +78,10 @@ def check_component(where: str, name: str, known: Iterable[str]) -> None:
 
 
 def gdpo_node(algorithm: Mapping[str, Any], root: str) -> Mapping[str, Any]:
-    """Return the section `gdpo`; reject keys outside it that would be ignored.
+    """Return the section `gdpo`, and reject keys next to it that would be ignored.
 
-    verl's own node may have keys of other estimators: there, what begins like a key of ours.
+    In verl's node only unknown keys that begin with gdpo are rejected, because the node may have
+    keys of other estimators. In an argument of our functions every other key is rejected.
     """
     if root != VERL.root:
         refuse_unused(algorithm, root)
@@ -88,7 +92,10 @@ def gdpo_node(algorithm: Mapping[str, Any], root: str) -> Mapping[str, Any]:
 
 
 def refuse_unused(algorithm: Mapping[str, Any], root: str) -> None:
-    """Refuse what has no effect outside of verl's trainer, unless it asks for nothing there."""
+    """Reject keys that have no effect outside of verl's trainer.
+
+    A key of verl is accepted if its value has no effect in verl's trainer either.
+    """
     for key, value in algorithm.items():
         if key in (*OUR_KEYS, SCALE):
             continue
@@ -106,21 +113,24 @@ def _not_ours(key: Any, root: str, fault: str, meant: str) -> ValueError:
 
 
 def _asks(key: str, value: Any) -> bool:
-    """Return whether a setting of verl's asks for something, which it has only in verl."""
+    """Return whether a setting of verl has an effect in verl's trainer."""
     if isinstance(value, Mapping):
         return any(value.get(switch) for switch in _SWITCHES)
     return value is not None and _VERLS[key] not in (None, value)
 
 
 def nearest(key: Any, value: Any, root: str) -> str:
-    """' Did you mean …?' with the place of the setting whose name is like this one, else ''."""
+    """Return " Did you mean …?" with the full key of the setting with the most similar name.
+
+    The result is empty if no name is similar.
+    """
     paths = [*OUR_KEYS, SCALE]
     for name in (*SECTION, *VARIANTS):
         paths.append(f"gdpo.{name}")
     for variant in VARIANTS.values():
         paths += [f"gdpo.{variant.name}.{name}" for name in variant.defaults]
     places = {_short(path): path for path in reversed(paths)}
-    places["scale"] = SCALE  # as the functions of `gdpo_verl` call it
+    places["scale"] = SCALE  # the functions of `gdpo_verl` use the name `scale` for this setting
     close = difflib.get_close_matches(_short(key), places, n=1)
     if not close:
         return ""
@@ -133,11 +143,12 @@ def nearest(key: Any, value: Any, root: str) -> str:
 
 
 def _short(key: Any) -> str:
+    """Return the part of a key that users confuse least: its last part without our prefixes."""
     return str(key).rpartition(".")[2].removeprefix("gdpo_").removeprefix("reward_")
 
 
 def reward_keys(keys: Any, wording: Wording) -> tuple[str, ...] | None:
-    """`algorithm.gdpo_reward_keys`."""
+    """Read `algorithm.gdpo_reward_keys`."""
     if keys is None:
         return None
     where = f"{wording.root}.gdpo_reward_keys"
@@ -150,7 +161,7 @@ def reward_keys(keys: Any, wording: Wording) -> tuple[str, ...] | None:
 def reward_weights(
     weights: Any, keys: tuple[str, ...] | None, wording: Wording
 ) -> dict[str, float] | None:
-    """`algorithm.gdpo_reward_weights`; a list goes by the order of the keys."""
+    """Read `algorithm.gdpo_reward_weights`. A list is in the order of `gdpo_reward_keys`."""
     if weights is None:
         return None
     where, order = wording.weights, f"{wording.root}.gdpo_reward_keys"
@@ -171,34 +182,36 @@ def reward_weights(
     for key, weight in weights.items():
         if not is_number(weight):
             raise ValueError(f"{where}: expected finite numbers, found {weight!r} for {key!r}")
-    # Without keys the components, and so the weights that stay 1, are known only to `resolve`.
+    # Without keys the components are not known yet. There may be one whose weight is 1 because it
+    # is not given, so `GdpoConfig.resolve` checks this again.
     if keys is not None and set(weights) >= set(keys) and not any(weights.values()):
         raise ValueError(f"{where}: all are zero, nothing would be learnt: {weights}")
     return dict(weights)
 
 
 def flag(where: str, node: Mapping[str, Any], key: str, default: bool) -> bool:
-    """A key that is true or false."""
+    """Read a key that is true or false."""
     value = node.get(key, default)
     _expect(isinstance(value, bool), f"{where}.{key}", "true or false", value)
     return bool(value)
 
 
 def choice(where: str, node: Mapping[str, Any], key: str, known: Any, default: Any) -> Any:
-    """A key that is one of the values of a `Literal`; a written null is none of them."""
-    # Whoever writes null means "none", and would get the default.
-    found = node.get(key, default)
+    """Read a key that is one of the values of a `Literal`; null is rejected."""
+    # A user who writes null probably means "none", and would get the default instead.
+    value = node.get(key, default)
     values = list(get_args(known))
-    _expect(key not in node or found in values, f"{where}.{key}", f"one of {values}", found)
-    return found
+    _expect(key not in node or value in values, f"{where}.{key}", f"one of {values}", value)
+    return value
 
 
 def estimator(
     algorithm: Mapping[str, Any], node: Mapping[str, Any], root: str
 ) -> EstimatorSettings:
-    """The settings that reach the estimator as they are written.
+    """Read the settings that the estimator gets as they are written.
 
     Args:
+      algorithm: the node.
       node: the section `gdpo` of `algorithm`.
     """
     section = f"{root}.gdpo"
@@ -216,53 +229,57 @@ def estimator(
 
 
 def conditions(node: Any, where: str) -> dict[str, Any]:
-    """`algorithm.gdpo.conditions`; what each holds is checked when the components are known."""
-    found: dict[str, Any] = {}
-    for name, own in mapping(f"{where}.conditions", node).items():
-        found[name] = [_with_on(each) for each in own] if isinstance(own, list) else _with_on(own)
-    return found
+    """Read `algorithm.gdpo.conditions`. Each condition is checked when the components are known."""
+    conditions: dict[str, Any] = {}
+    for name, value in mapping(f"{where}.conditions", node).items():
+        if isinstance(value, list):
+            conditions[name] = [_with_on(condition) for condition in value]
+        else:
+            conditions[name] = _with_on(value)
+    return conditions
 
 
 def gate(node: Any, section: str) -> dict[str, Any] | None:
-    """`algorithm.gdpo.gate`."""
+    """Read `algorithm.gdpo.gate`."""
     where = f"{section}.gate"
     if node is None:
         return None
-    given = _with_on(mapping(where, node, "{on: component}"))
-    refuse_unknown(given, ("on", "when"), where)
-    on = given.get("on")
+    gate = _with_on(mapping(where, node, "{on: component}"))
+    refuse_unknown(gate, ("on", "when"), where)
+    on = gate.get("on")
     _expect(isinstance(on, str), f"{where}.on", "a component", on)
-    return {"on": on, "when": choice(where, given, "when", When, "constant")}
+    return {"on": on, "when": choice(where, gate, "when", When, "constant")}
 
 
 def schedules(node: Any, section: str) -> dict[str, Schedule]:
-    """`algorithm.gdpo.schedule`: a schedule for each component that has one.
+    """Read `algorithm.gdpo.schedule`: a schedule for each component that has one.
 
-    ``{from: 0.0, to: 1.0, steps: 200}``, with ``shape: cosine`` if not linear, or
-    ``{steps: [0, 100, 200], weights: [0.0, 0.5, 1.0]}``.
+    A schedule is ``{from: 0.0, to: 1.0, steps: 200}``, with ``shape: cosine`` if it is not linear,
+    or ``{steps: [0, 100, 200], weights: [0.0, 0.5, 1.0]}``.
     """
     where = f"{section}.schedule"
-    found = mapping(where, node, "{component: {from, to, steps}}")
-    return {str(name): _schedule(given, f"{where}.{name}") for name, given in found.items()}
+    entries = mapping(where, node, "{component: {from, to, steps}}")
+    return {str(name): _schedule(entry, f"{where}.{name}") for name, entry in entries.items()}
 
 
 def derived(node: Any, wording: Wording) -> dict[str, Derived]:
-    """`algorithm.gdpo.derived`: a function for each derived component.
+    """Read `algorithm.gdpo.derived`: a function for each derived component.
 
-    Its address, ``pkg://module:function`` or ``FILE.py:function``, or ``{function: address, range:
-    [low, high]}`` and the function's own arguments; only the first key is needed.
+    An entry is the address of the function, ``pkg://module:function`` or ``FILE.py:function``. Or
+    it is a mapping with the address as `function`, optionally ``range: [low, high]``, and further
+    arguments of the function.
     """
     where = f"{wording.root}.gdpo.derived"
-    found = mapping(where, node, f"{{component: {ADDRESS}}}")
-    check_names(list(found), where)
-    return {name: _derived(given, f"{where}.{name}") for name, given in found.items()}
+    entries = mapping(where, node, f"{{component: {ADDRESS}}}")
+    check_names(list(entries), where)
+    return {name: _derived(entry, f"{where}.{name}") for name, entry in entries.items()}
 
 
-def _derived(given: Any, where: str) -> Derived:
-    options = dict(given) if isinstance(given, Mapping) else {"function": given}
+def _derived(entry: Any, where: str) -> Derived:
+    options = dict(entry) if isinstance(entry, Mapping) else {"function": entry}
     address = options.pop("function", None)
     fits = is_address(address) and ":" in address.removeprefix(PACKAGE)
-    _expect(fits, where, f"{ADDRESS}, or it as {{function: …, argument: …}}", given)
+    _expect(fits, where, f"{ADDRESS}, or it as {{function: …, argument: …}}", entry)
     ends = options.pop("range", None)
     if ends is None:
         return Derived(where, address, options)
@@ -277,10 +294,17 @@ def check_targets(
     keys: Sequence[str],
     where: str,
 ) -> None:
-    """Refuse targets of unknown components, targets that no mean reaches, and a floor without any.
+    """Check the targets of the variant sa_mrpo.
 
     Args:
       options: the settings of the variant.
+      ranges: the range of each component that declares one.
+      keys: the names of the components.
+      where: the key of the variant's section in error messages.
+
+    Raises:
+      ValueError: a component is unknown, a target is outside of the component's range, or
+        `targets_floor` is set without targets.
     """
     if "targets" not in options:
         floor = options.get("targets_floor", 0)
@@ -298,51 +322,57 @@ def check_targets(
 def check_schedules(
     schedules: Mapping[str, Schedule], weights: Mapping[str, float], wording: Wording
 ) -> None:
-    """Refuse a component that is unknown or also has a fixed weight, and a step without a weight.
+    """Check the schedules against the components and their weights.
 
     Args:
-      weights: of all components, without schedules.
+      schedules: the schedule of each component that has one.
+      weights: the weights of all components, without schedules.
+      wording: the words of error messages.
+
+    Raises:
+      ValueError: a component is unknown, a component has a schedule and a fixed weight, or all
+        weights are 0 at some step.
     """
     section = f"{wording.root}.gdpo.schedule"
     for name in schedules:
         where = f"{section}.{name}"
         check_component(where, name, weights)
-        # A fixed weight of 1 is the same as none.
+        # A fixed weight of 1 cannot be distinguished from a weight that is not given.
         if weights[name] != 1.0:
             raise ValueError(
                 f"{where}: the schedule is the weight of {name!r}, and "
                 f"{wording.weights} gives it {weights[name]:g}. Remove one."
             )
-    # Where every weight is scheduled, all may be 0 at one step, which would learn nothing.
+    # If every weight is scheduled, all weights may be 0 at some step. Such a step learns nothing.
     if schedules and not any(weight for name, weight in weights.items() if name not in schedules):
-        last = max(each.steps[-1] for each in schedules.values())
+        last = max(schedule.steps[-1] for schedule in schedules.values())
         for step in range(1, last + 1):
-            if not any(each.weight(step) for each in schedules.values()):
+            if not any(schedule.weight(step) for schedule in schedules.values()):
                 raise ValueError(
                     f"{section}: at step {step} all weights are 0, and nothing would be learnt"
                 )
 
 
-def _schedule(given: Any, where: str) -> Schedule:
-    _expect(isinstance(given, Mapping), where, "{from, to, steps}", given)
-    listed = "weights" in given
-    refuse_unknown(given, _LIST if listed else _RAMP, where)
-    return _list_schedule(given, where) if listed else _ramp_schedule(given, where)
+def _schedule(entry: Any, where: str) -> Schedule:
+    _expect(isinstance(entry, Mapping), where, "{from, to, steps}", entry)
+    listed = "weights" in entry
+    refuse_unknown(entry, _LIST if listed else _RAMP, where)
+    return _list_schedule(entry, where) if listed else _ramp_schedule(entry, where)
 
 
-def _ramp_schedule(given: Mapping[str, Any], where: str) -> Schedule:
-    steps: Any = given.get("steps")
-    shape = given.get("shape", "linear")
+def _ramp_schedule(entry: Mapping[str, Any], where: str) -> Schedule:
+    steps: Any = entry.get("steps")
+    shape = entry.get("shape", "linear")
     counts = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
     _expect(counts, f"{where}.steps", "a number of steps above 0", steps)
     _expect(shape in ("linear", "cosine"), f"{where}.shape", "linear or cosine", shape)
-    low, high = (_number(given.get(key), f"{where}.{key}") for key in ("from", "to"))
+    low, high = (_number(entry.get(key), f"{where}.{key}") for key in ("from", "to"))
     return Schedule((0, steps), (low, high), shape)
 
 
-def _list_schedule(given: Mapping[str, Any], where: str) -> Schedule:
-    steps: Any = given.get("steps")
-    weights = given["weights"]
+def _list_schedule(entry: Mapping[str, Any], where: str) -> Schedule:
+    steps: Any = entry.get("steps")
+    weights = entry["weights"]
     are_steps = _is_list(steps) and all(isinstance(step, int) and step >= 0 for step in steps)
     _expect(are_steps, f"{where}.steps", "a list of steps, as many as weights", steps)
     _expect(list(steps) == sorted(set(steps)), f"{where}.steps", "rising steps", list(steps))
@@ -362,18 +392,21 @@ def _number(value: Any, where: str) -> float:
 
 
 def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
-    """Return the variant and its settings; reject keys of other variants, and unknown ones."""
+    """Return the name of the variant and its settings.
+
+    Unknown keys, and the sections of other variants, are rejected.
+    """
     where = f"{root}.gdpo"
     name = node.get("variant", "gdpo")
-    # A user's function is imported by `GdpoConfig.chosen_variant`: reading settings runs nobody's
-    # code.
-    own = is_address(name)
-    chosen = own_name(name) if own else find_variant(name, f"{where}.variant").name
+    # Reading the settings must not run a user's code. `GdpoConfig.chosen_variant` imports a user's
+    # function later.
+    is_users = is_address(name)
+    chosen = own_name(name) if is_users else find_variant(name, f"{where}.variant").name
     known = list(SECTION)
     for variant in VARIANTS:
         if variant != "gdpo":
             known.append(variant)
-    if own:
+    if is_users:
         known.append(chosen)
     for key, value in node.items():
         if key not in known:
@@ -381,7 +414,8 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
                 f"{where}.{key}: unknown key; known are {list(SECTION)} and the names of "
                 f"variants.{did_you_mean(key, known) or nearest(key, value, root)}"
             )
-        # Else whoever changes the variant alone trains without the settings written below it.
+        # Otherwise a user who changes only `variant` would train without the settings that are
+        # written for the other variant.
         if key not in (*SECTION, chosen):
             first = f".{next(iter(value))}" if isinstance(value, Mapping) and value else ""
             raise ValueError(
@@ -389,7 +423,7 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
                 f"{where}.variant is {name!r}. Remove it, or choose that variant."
             )
     options = mapping(f"{where}.{chosen}", node.get(chosen) or {})
-    if not own:
+    if not is_users:
         VARIANTS[chosen].with_settings(options, f"{where}.{chosen}.")
         if not VARIANTS[chosen].uses_epsilon and node.get("epsilon") is not None:
             raise ValueError(
@@ -400,17 +434,17 @@ def variant(node: Mapping[str, Any], root: str) -> tuple[str, dict[str, Any]]:
 
 
 def mapping(where: str, node: Any, wanted: str = "a mapping") -> Mapping[str, Any]:
-    """A section; empty for None."""
+    """Read a section. The section of None is empty."""
     # A section is None in YAML when all of its keys are commented out.
-    found = {} if node is None else _from_json(where, node)
-    _expect(isinstance(found, Mapping), where, wanted, found)
-    return found
+    section = {} if node is None else _from_json(where, node)
+    _expect(isinstance(section, Mapping), where, wanted, section)
+    return section
 
 
 def _from_json(where: str, node: Any) -> Any:
-    """A mapping that is written as a text of JSON, because Hydra does not take its names as keys.
+    """Read a mapping that is written as JSON text, and return other values unchanged.
 
-    Anything else is returned as it is.
+    JSON text is accepted because Hydra's command line rejects some names of components as keys.
     """
     if not isinstance(node, str) or not node.startswith("{"):
         return node
@@ -421,12 +455,13 @@ def _from_json(where: str, node: Any) -> Any:
 
 
 def _with_on(node: Any) -> Any:
-    """YAML 1.1 reads an unquoted key `on` as true."""
+    """Rename a key True to "on", because YAML 1.1 reads an unquoted key `on` as true."""
     if not isinstance(node, Mapping):
         return node
     return {"on" if key is True else key: value for key, value in node.items()}
 
 
 def _expect(valid: Any, where: str, wanted: str, found: Any) -> None:
+    """Raise ValueError unless `valid` is true."""
     if not valid:
         raise ValueError(f"{where}: expected {wanted}, found {found!r}")

@@ -39,7 +39,8 @@ from gdpo_verl.names import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-# Looked for, in this order, where neither a gate nor a condition names the outcome.
+# Usual names of the outcome, the component that says whether the task is solved. The first of these
+# names that exists is used if neither a gate nor the conditions name the outcome.
 _OUTCOMES = (
     "correctness",
     "accuracy",
@@ -55,16 +56,19 @@ _OUTCOMES = (
 
 @dataclass(frozen=True)
 class GdpoConfig:
-    """The settings as written; `resolve` fits them to what a reward returns.
+    """The settings as they are written, before the components of the reward are known.
+
+    `resolve` combines them with the components that a reward function returns.
 
     Attributes:
       reward_keys: `algorithm.gdpo_reward_keys`; None means the declared components.
-      reward_weights: `algorithm.gdpo_reward_weights`, by component; None means all 1.
-      variant: `algorithm.gdpo.variant`, and `options`, its settings, as written.
-      conditions, gate, schedule, derived, metrics: the keys of `algorithm.gdpo`.
-      estimator: what reaches the estimator as it is written. The rest of these settings depends on
-        the components: `Objective.settings_at`.
-      wording: of errors.
+      reward_weights: `algorithm.gdpo_reward_weights`, by component; None means that all are 1.
+      variant: `algorithm.gdpo.variant`.
+      options: the settings of the variant, as they are written.
+      conditions, gate, schedule, derived, metrics: the keys of `algorithm.gdpo` with these names.
+      estimator: the settings that the estimator gets as they are written. Its other settings depend
+        on the components; `Objective.settings_at` has them all.
+      wording: the words of error messages.
     """
 
     reward_keys: tuple[str, ...] | None = None
@@ -86,11 +90,13 @@ class GdpoConfig:
         """Read verl's `algorithm` node (a mapping or an omegaconf DictConfig).
 
         Args:
-          wording: another than verl's where the settings are an argument of ours; every key that
-            would have no effect is then rejected.
+          algorithm: the node.
+          wording: the words of error messages. If it is not verl's wording, the settings are an
+            argument of one of our functions, and keys that would have no effect are rejected.
 
         Raises:
-          ValueError: names the key in full, what was found and what is expected.
+          ValueError: a setting is wrong. The error names the key in full, the value that was found
+            and the value that is expected.
         """
         root, section = wording.root, f"{wording.root}.gdpo"
         algorithm = parsing.plain(parsing.mapping(root, algorithm))
@@ -114,16 +120,17 @@ class GdpoConfig:
 
     @cached_property
     def chosen_variant(self) -> Variant:
-        """The variant with its settings; a function of the user's own is imported.
+        """The variant with its settings. If it is a user's own function, this imports it.
 
         Raises:
-          ValueError: it cannot be imported, or has no such setting.
+          ValueError: the function cannot be imported, or the variant has no such setting.
         """
         section = f"{self.wording.root}.gdpo"
         where = f"{section}.{own_name(self.variant)}."
-        found = find_variant(self.variant, f"{section}.variant")
-        # GDPO itself is known by identity (`variant is GDPO`), so that it is not copied.
-        return found.with_settings(self.options, where) if self.options else found
+        variant = find_variant(self.variant, f"{section}.variant")
+        # `with_settings` returns a copy. GDPO has no settings and must not be copied, because other
+        # code compares by identity (`variant is GDPO`).
+        return variant.with_settings(self.options, where) if self.options else variant
 
     def resolve(
         self,
@@ -132,17 +139,20 @@ class GdpoConfig:
         listed: Iterable[str] = (),
         mapped: Iterable[str] = (),
     ) -> Objective:
-        """The components that enter the estimator, in order, with weights and conditions.
+        """Combine the settings with the components of a reward function, and check them.
 
         Args:
-          declared: what the reward function or manager declares; may be empty.
-          returned: the keys of a dict that it returned, where one is known.
-          listed, mapped: components that are by turn and by criterion, whether or not they are
-            declared.
+          declared: the components that the reward function or manager declares; may be empty.
+          returned: the keys of a dict that the reward function returned, if one is known.
+          listed: names of components that are by turn, even if they are not declared so.
+          mapped: names of components that are by criterion, even if they are not declared so.
+
+        Returns:
+          The components that enter the estimator, in order, with their weights and settings.
 
         Raises:
-          ValueError: nothing is declared or named, or a key, weight or condition names
-            something that the reward does not return.
+          ValueError: no components are declared or named, or a key, weight or condition names a
+            component that the reward function does not return.
         """
         components = as_components(declared)
         optional = frozenset(component.name for component in components if component.optional)
@@ -153,17 +163,19 @@ class GdpoConfig:
         parsing.check_schedules(self.schedule, dict(zip(keys, weights, strict=True)), self.wording)
         if self.gate is not None:
             parsing.check_component(f"{section}.gate.on", self.gate["on"], keys)
-        # The reward may declare components that the keys leave out.
-        own = [component for component in components if component.name in keys]
-        by_turn = frozenset(each.name for each in own if each.by_turn)
+        # The keys may leave out components that the reward function declares.
+        used = [component for component in components if component.name in keys]
+        by_turn = frozenset(component.name for component in used if component.by_turn)
         by_turn |= set(keys).intersection(listed)
-        by_criterion = frozenset(each.name for each in own if each.by_criterion)
+        by_criterion = frozenset(component.name for component in used if component.by_criterion)
         by_criterion |= set(keys).intersection(mapped)
-        # The range of one turn is none of the sum.
-        ranges = {c.name: c.range for c in own if c.range is not None and c.name not in by_turn}
-        ranges |= {k: each.range for k, each in self.derived.items() if each.range is not None}
+        # The declared range of a component by turn holds for one turn, not for the sum over turns.
+        ranges = {c.name: c.range for c in used if c.range is not None and c.name not in by_turn}
+        for name, derived in self.derived.items():
+            if derived.range is not None:
+                ranges[name] = derived.range
         self._check_limits(ranges)
-        most = {c.name: c.most_unscored for c in own if c.most_unscored is not None}
+        most = {c.name: c.most_unscored for c in used if c.most_unscored is not None}
         objective = Objective(keys, weights, optional, ranges, self, most, by_turn, by_criterion)
         self._check_variant(objective)
         if objective.credits_turns:
@@ -178,7 +190,10 @@ class GdpoConfig:
     def _keys(
         self, declared: Sequence[str], optional: frozenset[str], returned: Sequence[str] | None
     ) -> tuple[str, ...]:
-        """The names of the components, in order; derived ones that are not named come last."""
+        """Return the names of the components, in order.
+
+        Derived components that `gdpo_reward_keys` does not name come last.
+        """
         for name in self.derived:
             if name in declared or name in (returned or ()):
                 raise ValueError(
@@ -196,7 +211,8 @@ class GdpoConfig:
         keys += tuple(name for name in self.derived if name not in keys)
         if returned is None:
             return keys
-        # Every reward returns `score`, the sum of the components: it is never one of them.
+        # Every reward function returns `score`. It is the sum of the components, and not a
+        # component itself.
         known = [key for key in returned if key != "score"]
         for key in keys:
             if key not in (*returned, *optional, *self.derived):
@@ -207,7 +223,7 @@ class GdpoConfig:
         return keys
 
     def _weights(self, keys: tuple[str, ...]) -> tuple[float, ...]:
-        """The weight of each component."""
+        """Return the weight of each component."""
         weights = self.reward_weights or {}
         for key in weights:
             parsing.check_component(f"{self.wording.weights}.{key}", key, keys)
@@ -217,12 +233,12 @@ class GdpoConfig:
         return chosen
 
     def _check_limits(self, ranges: Mapping[str, tuple[float, float]]) -> None:
-        """Refuse limits outside of the ranges, and warn of conditions that reward failing."""
+        """Reject limits outside of the ranges, and warn about conditions that reward failing."""
         section = f"{self.wording.root}.gdpo.conditions"
         for name, condition in each_condition(self.conditions):
             on = condition["on"]
             low, high = ranges.get(on, (-math.inf, math.inf))
-            if on in self.conditions:  # where its own conditions fail it is 0
+            if on in self.conditions:  # this component is 0 where its own conditions fail
                 low = min(low, 0.0)
                 high = max(high, 0.0)
             for limit in LIMITS:
@@ -240,11 +256,15 @@ class GdpoConfig:
                 _warn_once(penalty_with_condition(f"{section}.{name}", on))
 
     def _check_variant(self, objective: Objective) -> None:
-        """Check the components against a built-in variant; a user's variant has no requirements."""
+        """Check that the components meet the requirements of a built-in variant.
+
+        A user's own variant has no requirements.
+        """
         variant = VARIANTS.get(self.variant)
         if variant is None:
             return
-        # Between its steps a schedule lies between their weights, so that no other sign occurs.
+        # It is enough to check the weights at the steps of the schedules: between two steps, a
+        # weight lies between the weights at these steps, and has no other sign.
         steps = {0}
         for schedule in self.schedule.values():
             steps.update(schedule.steps)
@@ -260,7 +280,7 @@ class GdpoConfig:
             parsing.check_targets(self.options, objective.ranges, objective.keys, where)
 
     def check(self, group_size: int) -> None:
-        """Refuse groups of one response, and warn of what makes no difference to GRPO."""
+        """Reject groups of one response, and warn about settings that make GDPO equal to GRPO."""
         if not self.estimator.scale:
             _warn_once(
                 f"{self.wording.root}.{parsing.SCALE}=false: without the groups' standard "
@@ -278,7 +298,12 @@ class GdpoConfig:
 
 
 def penalty_with_condition(key: str, outcome: str) -> str:
-    """Say why the condition of this key, on a component that is never above 0, is wrong."""
+    """Return a warning about a condition for a component that is never above 0, a penalty.
+
+    Args:
+      key: the full key of the condition, which ends in the name of the component.
+      outcome: the component that the condition refers to.
+    """
     name = key.rpartition(".")[2]
     return (
         f"{key}: {name!r} is never above 0, and it counts as 0 where {outcome!r} fails. Failing "
@@ -289,19 +314,24 @@ def penalty_with_condition(key: str, outcome: str) -> str:
 
 @cache
 def _warn_once(text: str) -> None:
-    """Log a warning the first time: settings are read anew for each batch by `advantages_of`."""
+    """Log a warning only once. `advantages_of` reads the settings again for each batch."""
     logger.warning(text)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The quantity to optimise: components in order, their weights, and the settings.
+    """The quantity to optimise: the components in order, their weights, and the settings.
 
     Attributes:
-      ranges: low and high, in reward units, of the components that declare both.
-      most_unscored: the share of a batch that may be without a component, where one is declared.
-      by_turn: the components that are a list, one number a turn.
-      by_criterion: the components that are a mapping, one number a criterion.
+      keys: the names of the components. Their order is the order of the columns of rewards.
+      weights: the weight of each component, without schedules.
+      optional: the components that may be missing.
+      ranges: (low, high), in reward units, of the components that declare both.
+      config: the settings as they are written.
+      most_unscored: the share of a batch in which a component may be not scored, for the components
+        that declare it.
+      by_turn: the components whose value is a list, with one number for each turn.
+      by_criterion: the components whose value is a mapping, with one number for each criterion.
     """
 
     keys: tuple[str, ...]
@@ -315,29 +345,35 @@ class Objective:
 
     @property
     def columns(self) -> list[str]:
-        """The columns in which our reward manager gives the components to verl."""
+        """The columns in which our reward manager passes the components to verl."""
         lists = [f"{key}{BY_TURN}" for key in self.keys if key in self.by_turn]
         mappings = [f"{key}{BY_CRITERION}" for key in self.keys if key in self.by_criterion]
         return [*self.keys, *lists, *mappings]
 
     @property
     def credits_turns(self) -> bool:
-        """Turns have advantages of their own."""
+        """Whether each turn has its own advantage."""
         return bool(self.by_turn) and self.config.estimator.credit != "answer"
 
     @property
     def masks_key(self) -> str:
-        """The key that asks for the response masks as they were sampled; '' where none does."""
+        """The setting that needs the response masks as they were sampled, else an empty string.
+
+        These masks are needed to find the turns of a response and to count its tokens.
+        """
         if not (self.config.derived or self.credits_turns):
             return ""
         name = "derived" if self.config.derived else f"credit={self.config.estimator.credit}"
         return f"{self.config.wording.root}.gdpo.{name}"
 
     def check_groups(self, size: int | None = None) -> None:
-        """Refuse groups, and a function of the user's own, that the estimator cannot work with.
+        """Check the size of the groups, and try a user's own variant on a small batch.
 
         Args:
-          size: the responses to a prompt; None where it is not known, or does not matter.
+          size: the number of responses to a prompt; None if it is not known, or does not matter.
+
+        Raises:
+          ValueError: the groups are too small, or the user's function is wrong.
         """
         config, variant = self.config, self.config.chosen_variant
         if size is not None:
@@ -352,7 +388,7 @@ class Objective:
             )
 
     def weights_at(self, step: int) -> tuple[float, ...]:
-        """The weights at a global step: the scheduled ones, and the others as they are."""
+        """Return the weight of each component at a global step, with schedules."""
         schedule = self.config.schedule
         return tuple(
             schedule[key].weight(step) if key in schedule else weight
@@ -360,7 +396,7 @@ class Objective:
         )
 
     def settings_at(self, step: int) -> EstimatorSettings:
-        """The settings of the estimator at a global step."""
+        """Return the settings of the estimator at a global step."""
         return replace(
             self.config.estimator,
             weights=self.weights_at(step),
@@ -370,12 +406,15 @@ class Objective:
         )
 
     def of_answers(self) -> Objective:
-        """The objective of an estimator that credits complete responses, never their turns."""
+        """Return this objective with credit for complete responses instead of turns.
+
+        It is for estimators other than ours, which know no turns.
+        """
         estimator = replace(self.config.estimator, credit="answer")
         return replace(self, config=replace(self.config, estimator=estimator))
 
     def conditioned(self, raw: Tensor, looked_at: Tensor | None = None) -> Tensor:
-        """The rewards after the conditions, as `apply_conditions`: shape (B, K)."""
+        """Return the rewards after the conditions (`apply_conditions`): shape (B, K)."""
         return apply_conditions(raw, self.keys, self.config.conditions, looked_at)
 
     @property
@@ -390,21 +429,23 @@ class Objective:
         lengths: Sequence[int | None],
         groups: Sequence[Hashable],
     ) -> Tensor:
-        """The rewards with the columns of the derived components.
+        """Compute the derived components, and return the rewards with their columns filled in.
 
         Args:
-          raw: float64, shape (B, K), in the order of the keys.
-          infos: what the reward returned for each response.
-          lengths: of each in tokens.
-          groups: of each; equal ones share a prompt.
+          raw: float64, shape (B, K), with the columns in the order of the keys.
+          infos: the dict that the reward function returned for each response.
+          lengths: the length of each response in tokens.
+          groups: the group of each response. Responses in the same group share a prompt.
 
         Raises:
-          ValueError: names the function and the group.
+          ValueError: a function of a derived component failed. The error names the function and
+            the group.
         """
         if not self.config.derived:
             return raw
-        known = dict.fromkeys(key for key in self.keys if key not in self.config.derived)
-        complete = [known | dict(info) for info in infos]
+        # An optional component that a dict lacks is None in it, so that functions need not check.
+        defaults = dict.fromkeys(key for key in self.keys if key not in self.config.derived)
+        complete = [defaults | dict(info) for info in infos]
         filled = raw.clone()
         for name, derived in self.config.derived.items():
             column = derived.column(complete, lengths, groups)
@@ -412,13 +453,13 @@ class Objective:
         return filled
 
     def try_derived(self, info: Mapping[str, Any]) -> None:
-        """Call the derived components' functions on a made-up group.
+        """Call the functions of the derived components on an invented group, to find faults early.
 
         Args:
-          info: what the reward returned for some answer.
+          info: a dict that the reward function returned for some response.
 
         Raises:
-          ValueError: a function cannot be imported, raises, or returns no numbers.
+          ValueError: a function cannot be imported, raises an exception, or returns no numbers.
         """
         low = dict(info)
         high = dict(info)
@@ -429,9 +470,9 @@ class Objective:
         self.with_derived(unscored, [low, high] * 2, [12, 7, 30, 7], ["made up"] * 4)
 
     def score(self, raw: Tensor) -> Tensor:
-        """sum_k w_k r_k after the conditions, without schedules: (B, K) to (B,), in reward units.
+        """Return the score, sum_k w_k r_k after the conditions: (B, K) to (B,), in reward units.
 
-        An unscored component adds 0.
+        Schedules are not used. A component that is not scored adds 0.
         """
         weights = torch.tensor(self.weights, dtype=torch.float64)
         return self.conditioned(raw).nan_to_num(0.0) @ weights
@@ -445,13 +486,15 @@ class Objective:
         graded: Mapping[str, Sequence[Graded | None]] | None = None,
         rows: Sequence[str] = (),
     ) -> Decomposition:
-        """Decompose rewards, as they were returned, under the settings of a global step.
+        """Decompose a batch of rewards with the settings of a global step.
 
         Args:
-          raw: float64, shape (B, K), in the order of the keys, with the derived ones.
+          raw: the rewards before the conditions: float64, shape (B, K), with the columns in the
+            order of the keys, including derived components.
           group_ids, token_counts: as in `gdpo_verl.advantage.decompose`.
-          graded: the components by criterion of each response.
-          rows: what to call each response in an error.
+          step: the global step.
+          graded: for each component by criterion, the criteria of each response.
+          rows: the name of each response in error messages.
 
         Raises:
           ValueError: two responses of a group give a criterion different weights.
@@ -459,13 +502,14 @@ class Objective:
         settings = self.settings_at(step)
         groups = factorize_groups(group_ids, raw)
         conditioned = self.conditioned(raw)
-        # 1 where the conditions of a component hold, 0 where they fail, else NaN.
+        # `counts` is 1 where the conditions of a component hold, 0 where a condition fails, and
+        # NaN where a condition cannot be evaluated.
         counts = self.conditioned(torch.ones_like(raw), conditioned)
         criteria = []
-        for key, own in (graded or {}).items():
+        for key, of_responses in (graded or {}).items():
             column = self.keys.index(key)
             where = f"{self.config.wording.rewards}: {key!r}"
-            table = Criteria.of(column, own, groups, rows, where)
+            table = Criteria.of(column, of_responses, groups, rows, where)
             criteria.append(table.conditioned(counts[:, column]))
         return decompose(
             raw, groups, token_counts, settings, conditioned=conditioned, criteria=criteria
@@ -473,24 +517,24 @@ class Objective:
 
     @property
     def range_list(self) -> Ranges:
-        """The ranges by column, None where there is none."""
+        """The range of each component, in the order of the columns; None without a range."""
         return [self.ranges.get(key) for key in self.keys]
 
     @property
     def gate(self) -> Gate | None:
-        """The outcome gate, by column."""
+        """The outcome gate, which refers to the outcome by its column; None without a gate."""
         gate = self.config.gate
         return None if gate is None else Gate(self.keys.index(gate["on"]), gate["when"])
 
     @property
     def outcome_column(self) -> int | None:
-        """The column of the component that says whether the task was solved, where it is known.
+        """The column of the component that says whether the task is solved, if it is known.
 
-        The gate's, else the one that all conditions are on, else the first of the usual names.
+        It is the component that the gate names. Without a gate it is the component that all
+        conditions refer to, and otherwise the first of the usual names that exists.
         """
         if self.gate is not None:
             return self.gate.column
-        # Rewards that all count only with one component are about what that one says.
         on = {condition["on"] for _, condition in each_condition(self.config.conditions)}
         names = on if len(on) == 1 else [name for name in _OUTCOMES if name in self.keys]
         return next(map(self.keys.index, names), None)

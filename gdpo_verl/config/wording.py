@@ -1,6 +1,7 @@
-"""The names of the settings in errors, and the remedies that apply to them.
+"""The words of error messages that differ between verl, TRL, ms-swift and our functions.
 
-The same settings come from verl's configuration, or as an argument of one of our functions.
+The same settings come from verl's configuration, or from an argument of one of our functions. An
+error should name the setting as the user wrote it, and a remedy that the user can apply.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wording:
-    """The words of an error that depend on where the settings come from.
+    """The words of error messages that depend on where the settings come from.
 
     Attributes:
       root: the prefix of each key of the settings.
-      rewards, group_size: the names of the setting with the components, and of the number of
-        responses to a prompt.
-      components, ranges: the remedies where none are declared.
-      absent: the remedy for a component that was not returned.
+      rewards: the name of the setting that chooses the components.
+      group_size: the name of the setting for the number of responses to a prompt.
+      components: what to do if no components are declared.
+      ranges: what to do if a range is missing.
+      absent: what to do if the reward function did not return a component.
     """
 
     root: str

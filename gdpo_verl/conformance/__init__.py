@@ -1,14 +1,19 @@
-"""Vectors with which any implementation of GDPO can be compared.
+"""Test vectors, with which any implementation of GDPO can be compared.
 
     from gdpo_verl.conformance import assert_conforms
     assert_conforms(my_function)                    # GDPO whitened over tokens
     assert_conforms(my_function, profile="trl")     # TRL's epsilons, whitened over sequences
 
-vectors.json holds rewards, groups, tokens, weights and settings with the advantages to expect, in
-float64, and what each vector is about; schema.json describes it. A profile names the choices in
-which implementations may differ: the epsilons, where the sum is whitened, and what an unscored
-reward is. Vectors of a feature are tried only on a function that is said to have the feature.
-scripts/dev/conformance.py writes the file with arithmetic that shares no code with gdpo_verl.
+A test vector has rewards, groups, token counts, weights and settings, and the expected advantages
+in float64. It also has a name, and a text that says what it tests. The vectors are in vectors.json,
+and schema.json describes this file.
+
+Implementations may differ in the epsilons, in the whitening, and in the treatment of rewards that
+are not scored. A *profile* is a name for one set of these choices. A *feature* is a part of GDPO
+that an implementation may lack, such as per-turn credit. Vectors of a feature are tried only if the
+caller says that the function has the feature.
+
+scripts/dev/conformance.py writes vectors.json. Its arithmetic shares no code with gdpo_verl.
 """
 
 from __future__ import annotations
@@ -26,13 +31,14 @@ Advantages = Callable[..., Sequence[Any]]
 
 @dataclass(frozen=True)
 class Result:
-    """A vector, and what a function made of it.
+    """The result of a function for one vector.
 
     Attributes:
-      vector: its entry in vectors.json.
-      expected: B advantages, with credit by turn one for each turn of the B responses.
-      found: the function's; None where it raised an exception.
-      fault: what is wrong with the advantages found, for messages; '' if they conform.
+      vector: the entry of the vector in vectors.json.
+      expected: the expected advantages: one for each response, or with per-turn credit one for
+        each turn of the responses.
+      found: the advantages that the function returned; None if it raised an exception.
+      fault: a text that says what is wrong with the returned advantages; empty if they conform.
     """
 
     vector: dict[str, Any]
@@ -42,13 +48,16 @@ class Result:
 
     @property
     def conforms(self) -> bool:
-        """Each advantage lies within the tolerance, or the function raised NotImplementedError."""
+        """Whether all advantages lie within the tolerance.
+
+        It is also true if the function raised NotImplementedError.
+        """
         return not self.fault
 
 
 @cache
 def vectors() -> dict[str, Any]:
-    """The content of vectors.json: its profiles and its vectors."""
+    """Return the content of vectors.json: its profiles and its vectors."""
     text = files(__name__).joinpath("vectors.json").read_text("utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
@@ -60,28 +69,42 @@ def check(
     tolerance: float = 0.0,
     features: Collection[str] = (),
 ) -> Iterator[Result]:
-    """Try every vector of a profile.
+    """Call a function with every vector of a profile, and compare the advantages.
+
+    The function is called as ``function(rewards, groups, token_counts, weights, **settings)``:
+
+    - rewards: B lists of K rewards; None where a reward is not scored.
+    - groups: B hashables.
+    - token_counts: B numbers.
+    - weights: K numbers.
+    - settings: for some vectors `variant`, `ranges`, `conditions`, or settings of a variant.
+
+    It returns B advantages. It raises NotImplementedError for a setting that it does not support.
+
+    These are the features, with the arguments that they add:
+
+    - "derived": the settings have a mapping `derived`. The function computes one more component
+      from each complete group, and appends it as the last one. In the mapping, `function` is
+      relative_length or rank (`gdpo_verl.rewards.derived`), and the other entries are its
+      arguments, which refer to components by their columns.
+    - "by_turn": a reward may be a list, with one number for each turn. Then the token counts are
+      lists, too, and so is the result. The setting `credit` is to_go or turn.
+    - "nested_conditions": a reward may have several conditions, with the limits `at_least`,
+      `at_most` and `equals`. Conditions come after those that they depend on.
+    - "targets": the variant sa_mrpo has the settings `targets`, with a number or None for each
+      component, and `targets_floor`.
+    - "by_criterion": a reward may be a mapping from criteria to numbers or to
+      ``{"value": …, "weight": …}``. The setting `criteria` is decoupled or sum.
 
     Args:
-      function: of (rewards, groups, token_counts, weights, **settings): B lists of K rewards, None
-        where not scored; B hashables; B numbers; K numbers; and for some vectors `variant`,
-        `ranges`, `conditions` or a variant's own settings. It returns B advantages, and raises
-        NotImplementedError for what it does not have.
-      profile: of vectors.json.
-      tolerance: of an advantage, where it is larger than the vector's: 1e-5, say, for float32.
-      features: that the function has. "derived": of the mapping `derived` in the settings it makes
-        one more component, the last, of each whole group: `function` is relative_length or rank
-        (`gdpo_verl.rewards.derived`) and the others its arguments, components by their column.
-        "by_turn": a reward may be a list, one a turn; then the tokens are lists, too, and so is
-        what it returns; `credit` is to_go or turn. "nested_conditions": a reward may have several
-        conditions, which are in the order of dependence, and whose limits are `at_least`,
-        `at_most` and `equals`. "targets": the variant sa_mrpo has `targets`, for each
-        component a number or None, and `targets_floor`. "by_criterion": a reward may be a mapping
-        of criteria to numbers or ``{"value": …, "weight": …}``; `criteria` is decoupled or sum.
-        Vectors of other features are left out.
+      function: the function to test.
+      profile: the name of a profile in vectors.json.
+      tolerance: the largest allowed error of an advantage, if it is larger than the tolerance of
+        the vector. For float32, 1e-5 is suitable.
+      features: the features that the function has. Vectors of other features are left out.
 
     Raises:
-      ValueError: there is no such profile, or it has no vectors of a feature.
+      ValueError: there is no such profile, or the profile has no vectors of a feature.
     """
     profiles = vectors()["profiles"]
     if profile not in profiles:
@@ -107,14 +130,14 @@ def check(
             advantages = list(chain(*returned))
             fault = _fault(wanted, returned, max(tolerance, vector["tolerance"]))
         except NotImplementedError:
-            pass  # a function without conditions or variants may conform in everything else
-        except Exception as error:  # the vectors after this one are tried all the same
+            pass  # a function may lack conditions or variants, and conform in everything else
+        except Exception as error:  # the other vectors are tried nevertheless
             fault = f"it raised {type(error).__name__}: {error}"
         yield Result(vector, list(chain(*wanted)), advantages, fault)
 
 
 def _by_response(advantages: Sequence[Any]) -> list[list[float]]:
-    """The advantages of each response, of one without turns alone."""
+    """Return a list of advantages for each response; a response without turns has one advantage."""
     responses: list[list[float]] = []
     for value in advantages:
         turns = value if isinstance(value, Sequence) else [value]
@@ -125,14 +148,14 @@ def _by_response(advantages: Sequence[Any]) -> list[list[float]]:
 def _fault(
     wanted: Sequence[Sequence[float]], returned: Sequence[Sequence[float]], tolerance: float
 ) -> str:
-    """Say what is wrong with the advantages of the responses; '' if nothing is."""
+    """Describe the first wrong advantage; the text is empty if all are right."""
     counts = [len(turns) for turns in wanted]
-    own = [len(turns) for turns in returned]
-    if own != counts:
-        return f"expected {counts} advantages for the responses, found {own}"
+    returned_counts = [len(turns) for turns in returned]
+    if returned_counts != counts:
+        return f"expected {counts} advantages for the responses, found {returned_counts}"
     pairs = zip(chain(*wanted), chain(*returned), strict=True)
     for place, (expected, value) in enumerate(pairs):
-        if not abs(value - expected) <= tolerance:  # also for a NaN
+        if not abs(value - expected) <= tolerance:  # written this way, it is also true for NaN
             return f"expected {expected} as advantage {place}, found {value}"
     return ""
 
@@ -143,7 +166,10 @@ def assert_conforms(
     tolerance: float = 0.0,
     features: Collection[str] = (),
 ) -> None:
-    """Raise AssertionError, which names each vector that a function fails; see `check`."""
+    """Raise AssertionError if a function fails a vector of the profile.
+
+    The error names each vector that the function fails. The arguments are those of `check`.
+    """
     results = check(function, profile, tolerance, features)
     failed = [result for result in results if not result.conforms]
     lines = []

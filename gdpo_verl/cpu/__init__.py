@@ -1,12 +1,12 @@
 """Run verl, FSDP2 and vLLM's CPU build on a machine without a GPU.
 
-The platform is chosen with ``VERL_PLATFORM=cpu`` (verl's own switch) and the ``cpu`` hardware
-recipe. It is loaded in each of verl's processes by `gdpo_verl.cpu.entry`, and in vLLM's by
-`gdpo_verl.cpu.vllm`.
+A run uses this platform with ``VERL_PLATFORM=cpu`` (a switch of verl) and the ``cpu`` hardware
+recipe. `gdpo_verl.cpu.entry` loads it in each of verl's processes, and `gdpo_verl.cpu.vllm` in each
+of vLLM's processes.
 
-It is meant for learning and testing: the driver, Ray, vLLM and FSDP2 are the real ones, and they
-are slow on a CPU. It supports the trainer modes sync, colocate_async and separate_async, but not
-SGLang and Megatron.
+The platform is meant for learning and testing. The driver, Ray, vLLM and FSDP2 are the real ones,
+and they are slow on a CPU. The trainer modes sync, colocate_async and separate_async are supported.
+SGLang and Megatron are not supported.
 """
 
 from __future__ import annotations

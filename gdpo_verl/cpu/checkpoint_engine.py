@@ -1,9 +1,10 @@
 """Send weights from the trainer to rollout replicas on other devices, over gloo.
 
-verl's mode `separate_async` needs a checkpoint engine other than ``naive``, and those in verl
-need GPUs, NPUs or RDMA (verl/checkpoint_engine). Its registry accepts others:
-``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module`` imports this module, which
-registers the backend ``gloo``. The recipes' ``hardware=cpu`` sets this key.
+verl's mode `separate_async` needs a checkpoint engine other than ``naive``. The other engines of
+verl need GPUs, NPUs or RDMA (verl/checkpoint_engine), so this module registers another one with the
+name ``gloo``. verl imports this module if it is the value of
+``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module``. The recipes' ``hardware=cpu``
+sets this key.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from gdpo_verl.upstream.loopback import bind
 
-# How long a process waits for the others. If an update takes longer, one of them has ended.
+# The time that a process waits for the others. If an update takes longer, a process has ended.
 TIMEOUT = timedelta(minutes=10)
+# The description that follows the last weight, in JSON.
 _END = "null"
 
 
@@ -29,14 +31,14 @@ _END = "null"
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcast one weight after the other from the first trainer process to all replicas.
 
-    The group exists for one update and is separate from torch's default group, which the
-    trainer's processes and those of a replica already use. Names, shapes and dtypes go
-    through its store.
+    The process group exists only for one update. It is separate from torch's default group, which
+    the processes of the trainer and of a replica already use. Names, shapes and dtypes are sent
+    through the store of the group.
 
     Args:
-      bucket_size: verl passes it to every engine; it is not used here, because there are no
-        buckets.
-      is_master: whether this is the trainer process that sends.
+      bucket_size: verl passes this argument to every engine. It is not used here, because there are
+        no buckets.
+      is_master: whether this is the trainer process that sends the weights.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
@@ -45,7 +47,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self.group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """Open the store on the sender; its address goes to `build_topology`."""
+        """Open the store in the process that sends; verl passes its address to `build_topology`."""
         if not self.is_master:
             return {}
         host = ray.util.get_node_ip_address().strip("[]")
@@ -63,7 +65,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Give the sender rank 0, the replicas' processes the next ranks, and other ones -1."""
+        """Give the sender the rank 0, the processes of replicas the next ranks, and others -1."""
         (store,) = filter(None, metadata)
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -96,9 +98,9 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> None:
-        """Send all weights; a trainer process with rank -1 only helps to gather them."""
+        """Send all weights. A trainer process with the rank -1 only helps to gather them."""
         count = 0
-        for name, weight in weights:  # gathers a sharded weight from all trainer processes
+        for name, weight in weights:  # each step gathers a weight from all trainer processes
             if self.group is not None:
                 weight = weight.detach().cpu().contiguous()
                 dtype = str(weight.dtype).removeprefix("torch.")
@@ -125,5 +127,5 @@ class GlooCheckpointEngine(CheckpointEngine):
             count += 1
 
     def _broadcast(self, weight: torch.Tensor) -> None:
-        # As bytes: gloo knows few dtypes.
+        # The weight is sent as bytes, because gloo supports only few dtypes.
         self.group.broadcast(weight.reshape(-1).view(torch.uint8), 0).wait()

@@ -14,7 +14,7 @@ def activate() -> None:
 
     patches.apply(__name__)
 
-    from gdpo_verl.cpu import platform  # this imports verl, so one patch comes before
+    from gdpo_verl.cpu import platform  # this imports verl, so the patches must come first
 
     platform.register()
 

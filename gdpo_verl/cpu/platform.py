@@ -10,12 +10,16 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-# verl reads the free and total memory of a device for its logs; a CPU has no device memory.
+# verl logs the free and the total memory of a device. A CPU has no device memory, so these numbers
+# are placeholders.
 _NO_MEMORY = (1 << 33, 1 << 33)
 
 
 class _Device(types.ModuleType):
-    """`torch.cpu`; for each name of `torch.cuda` that it lacks, a function that returns 0."""
+    """A replacement of `torch.cuda` with the functions of `torch.cpu`.
+
+    A function that `torch.cpu` lacks returns 0.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -24,6 +28,7 @@ class _Device(types.ModuleType):
 
 
 def _device_module() -> types.ModuleType:
+    """Return the module that verl uses in place of `torch.cuda`."""
     device: Any = _Device("gdpo_verl_cpu_device")
     device.is_available = lambda: True
     device.device_count = lambda: 1
@@ -46,7 +51,8 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Not detected automatically: a machine whose GPU is not found should fail, not run slowly.
+        # verl must not choose this platform automatically. If a GPU is not found, a run should fail
+        # instead of running slowly.
         return False
 
     def current_device(self) -> torch.device:  # type: ignore[override]
@@ -75,25 +81,25 @@ class PlatformCPU(PlatformBase):
 
     def ray_resource_name(self) -> str:
         # verl's ResourcePoolManager counts only the resources GPU and NPU
-        # (verl/single_controller/ray/base.py), so a logical device is a logical GPU.
+        # (verl/single_controller/ray/base.py), so each logical device is declared as a GPU.
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
         return []
 
     def is_ipc_supported(self) -> bool:
-        # Weights go to vLLM through shared memory instead of CUDA IPC handles.
+        # Weights are sent to vLLM through shared memory instead of CUDA IPC handles.
         return False
 
     def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, in place of a function that only an accelerator needs."""
+        """Do nothing. It replaces functions that only an accelerator needs."""
 
-    # On a CPU the work is done when a call returns; there is nothing to select, to empty or to
-    # trace.
+    # On a CPU the work is done when a call returns, so there is nothing to wait for. There is also
+    # no device to select, no cache to empty and no trace to record.
     set_device = synchronize = empty_cache = set_allocator_settings = _do_nothing
     profiler_start = profiler_stop = cudart = _do_nothing
 
 
 def register() -> None:
-    """Make ``VERL_PLATFORM=cpu`` known to verl."""
+    """Register the platform, so that verl accepts ``VERL_PLATFORM=cpu``."""
     PlatformRegistry.register(platform="cpu")(PlatformCPU)

@@ -1,7 +1,7 @@
 """Settings of `hardware=cpu` that depend on the model, the processor and the machine's memory.
 
-The values in the recipe are those of the tiny policy. A pretrained model is recognised by its
-number of weights; only its config.json is read.
+The values in the recipe are suitable for a tiny policy. A model with more weights is treated as a
+pretrained model, and gets other values. The number of weights is estimated from config.json.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from gdpo_verl.upstream.model import has_configuration, is_lora
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _MIB = 1 << 20
-_SMALL = 10_000_000  # weights
-# Attention is dense over a micro-batch, so a longer micro-batch costs more.
+# A tiny policy has fewer weights than this number.
+_SMALL = 10_000_000
+# The largest number of tokens of a micro-batch. Attention is dense over a micro-batch, so a longer
+# micro-batch costs more for each token.
 _TOKENS = 512
-# Ray, vLLM without its weights, and all imports; then the share of the rest for activations.
+# The memory of Ray, of vLLM without its weights, and of all imported packages, in bytes.
 _PROCESSES = 4 << 30
+# The share of the remaining memory that activations may use.
 _SHARE = 0.5
 
 
@@ -28,23 +31,24 @@ def check_memory(config: Any) -> None:
     """Reject a model whose weights and optimizer do not fit into this machine's memory.
 
     Raises:
-      ValueError: names the key, the memory of the machine and the memory that the model needs.
+      ValueError: the model does not fit. The error names the key, the memory of the machine, and
+        the memory that the model needs.
     """
     model = _read_config(config.actor_rollout_ref.model.path)
     if _weights(model) <= _SMALL:
         return
-    taken = _fixed_bytes(config, model)
-    if taken > memory():
+    needed = _fixed_bytes(config, model)
+    if needed > memory():
         raise ValueError(
             "actor_rollout_ref.model.path: expected a model that can be trained in this machine's "
-            f"{memory() / 2**30:.1f} GiB of memory, found one that needs {taken / 2**30:.1f} GiB "
+            f"{memory() / 2**30:.1f} GiB of memory, found one that needs {needed / 2**30:.1f} GiB "
             "with gradients, optimizer, vLLM and Ray. Train a smaller model, or train adapters "
             "with actor_rollout_ref.model.lora_rank=32."
         )
 
 
 def choose_settings(config: Any) -> dict[str, Any]:
-    """Choose overrides for verl's configuration with a pretrained model; none for others."""
+    """Choose overrides of verl's configuration for a pretrained model; none for a tiny policy."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     model = _read_config(config.actor_rollout_ref.model.path)
@@ -52,13 +56,14 @@ def choose_settings(config: Any) -> dict[str, Any]:
         return {}
     half = multiplies_bfloat16()
     free = max(0, memory() - _fixed_bytes(config, model))
-    # Memory per token: what each layer keeps for the backward pass, and the logits several times.
+    # The memory for each token is what the layers keep for the backward pass, and several copies of
+    # the logits.
     kept = model["num_hidden_layers"] * (10 * model["hidden_size"] + 4 * _inner(model))
     activations = kept * (2 if half else 4) + 4 * model["vocab_size"] * 4
     most = int(_SHARE * free / activations / config.trainer.n_gpus_per_node)
     row = config.data.max_prompt_length + config.data.max_response_length
     tokens = max(row, min(_TOKENS, most))
-    # Packing is faster where prompts are shared; with full attention a mask can share them.
+    # With shared prompts, packing is faster. A mask can share prompts only with full attention.
     shares = set(model.get("layer_types") or ["full_attention"]) == {"full_attention"}
     largest = max(model["vocab_size"], _inner(model)) * model["hidden_size"] * 4
     ours = "actor_rollout_ref"
@@ -77,17 +82,19 @@ def choose_settings(config: Any) -> dict[str, Any]:
         for role in ("actor", "ref"):
             chosen[f"{ours}.{role}.fsdp_config.dtype"] = "bfloat16"
             chosen[f"{ours}.{role}.fsdp_config.mixed_precision.param_dtype"] = "bf16"
-    # FSDP2 reads the dtypes of an adapter in its first forward pass. This must not be the pass of
-    # the reference policy, in which the adapter is off: then the first update fails in bfloat16.
+    # FSDP2 reads the dtypes of an adapter in its first forward pass. If this is the pass of the
+    # reference policy, in which the adapter is off, the first update fails in bfloat16. Without the
+    # bypass mode below, the first pass computes log-probabilities with the adapter.
     reference_first = is_lora(config) and need_reference_policy(config)
-    # The responses for training come from this policy.
+    # In the mode sync, the policy that trains has also sampled the responses, so its
+    # log-probabilities need not be computed again.
     if config.trainer.v1.trainer_mode == "sync" and not reference_first:
         chosen["algorithm.rollout_correction.bypass_mode"] = True
     return chosen
 
 
 def memory() -> int:
-    """Return the memory of this machine, or of the container of this process, in bytes."""
+    """Return the memory of this machine, or the limit of the container if it is lower, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     written = limit.read_text().strip() if limit.exists() else "max"
@@ -95,7 +102,7 @@ def memory() -> int:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor multiplies in bfloat16; if not, float32 is faster."""
+    """Return whether this processor can multiply in bfloat16; otherwise float32 is faster."""
     import torch
 
     able = torch.cpu.get_capabilities()
@@ -112,24 +119,29 @@ def _weights(model: Mapping[str, Any]) -> int:
 
 
 def _inner(model: Mapping[str, Any]) -> int:
+    """Return the width of the inner layer of the MLPs."""
     return int(model.get("intermediate_size") or 4 * model["hidden_size"])
 
 
 def _fixed_bytes(config: Any, model: Mapping[str, Any]) -> int:
     """Estimate the memory of a run without its micro-batches, in bytes."""
-    # The weights in float32, and without LoRA also gradients and two moments; then the weights with
-    # which vLLM and the trainer compute.
+    # The trainer has the weights in float32 (4 bytes). Without LoRA it also has the gradients and
+    # two moments of the optimizer. In addition, vLLM and the trainer each have a copy of the
+    # weights in the dtype in which they compute.
     size = 2 if multiplies_bfloat16() else 4
     return _weights(model) * ((4 if is_lora(config) else 16) + 2 * size) + _PROCESSES
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    """Read the text model's part of config.json; empty without the file, which verl reports."""
+    """Read the part of config.json about the text model.
+
+    The result is empty if there is no such file, because verl itself reports this.
+    """
     from transformers import PretrainedConfig
 
     if not has_configuration(os.path.expanduser(path)):
         return {}
-    for offline in (True, False):  # the cache first, because an unreachable hub takes long
+    for offline in (True, False):  # the cache comes first, because an unreachable hub takes long
         with contextlib.suppress(OSError, ValueError):
             content, _ = PretrainedConfig.get_config_dict(
                 os.path.expanduser(path), local_files_only=offline

@@ -1,15 +1,18 @@
 """Start Ray's workers as forks of one process that has imported verl and vLLM once.
 
-Each of the eight Ray workers of a run imports verl, and most of them vLLM, one worker after the
-other. On a few cores this is most of the time of a start. ``py_executable`` of Ray's runtime
-environment names the command that starts a worker. Here that command is this module, which asks the
-server to fork a worker, and ends when the worker ends:
+A run has eight Ray workers. Each of them imports verl, and most of them import vLLM, one worker
+after the other. On a few cores these imports take most of the time in which a run starts.
+
+Here a *server* process imports the modules once, and forks itself for each worker. The key
+``py_executable`` of Ray's runtime environment is the command with which Ray starts a worker. Its
+value is this module. The process that Ray starts with it, the *proxy*, asks the server to fork a
+worker, and ends when the worker ends:
 
     python -I -S gdpo_verl/cpu/workers.py SOCKET default_worker.py --its-arguments
 
-This works for a Ray that verl starts itself; the nodes of a cluster start their workers themselves.
-The server determines the number of torch's threads, because a worker gets its OMP_NUM_THREADS too
-late.
+This works only if verl starts Ray itself, because the nodes of a cluster start their own workers.
+The server determines the number of torch's threads, because a worker gets its OMP_NUM_THREADS only
+after torch has been imported.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# What the workers of a run import; a module that is not installed is imported by none of them.
+# The modules that the workers of a run import.
 MODULES = (
     "ray._private.workers.default_worker",
     "verl.trainer.ppo.v1",
@@ -49,37 +52,40 @@ MODULES = (
 )
 _LENGTH = struct.Struct("!I")
 _STATUS = struct.Struct("!i")
-_MOST_FILES = 250  # in one message
+_MOST_FILES = 250  # the largest number of files in one message
 _EXECUTABLE = "python"
-# Without site-packages: a process that represents a worker imports as little as possible.
+# The command of a proxy. It has no site-packages, because a proxy should import as little as
+# possible.
 _STAND = [sys.executable, "-I", "-S", __file__]
 _SERVE = [sys.executable, "-m", "gdpo_verl.cpu.workers", "--serve"]
 
 
 def start(environment: Mapping[str, str], entry: str, modules: Sequence[str] = MODULES) -> str:
-    """Start a server that ends with this process; return the command for ``py_executable``.
+    """Start a server that ends with this process, and return the command for ``py_executable``.
 
     Args:
-      environment: variables that are added while the modules are imported. A worker has its own.
-      entry: the module that prepares a process for the CPU, which the server imports first. That
-        must be before Ray, because one of Ray's modules is patched when it is imported. If a module
-        of verl installed the patches, Ray's generator would be seeded for all forks.
-      modules: the modules that the server imports after it.
+      environment: environment variables of the server, which the imported modules see. A worker has
+        its own variables.
+      entry: the module that prepares a process for the CPU. The server imports it first, before
+        Ray, because it patches one of Ray's modules when that module is imported. If the patch came
+        later, Ray's random generator would already be seeded, with the same seed for all forks.
+      modules: the modules that the server imports after `entry`.
     """
     address = Path(tempfile.mkdtemp(prefix="gdpo-verl-")) / "workers"
     command = [*_STAND, str(address)]
     executable = address.with_name(_EXECUTABLE)
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     executable.chmod(0o700)
-    # Ray reads both when it is imported, and not when a worker starts. The first job of a Ray has
-    # this number. A worker ends with the raylet that has this process id: here with the driver,
-    # because its raylet ends with the driver as well.
+    # Ray reads both variables when it is imported, and not when a worker starts, so all workers
+    # have the same values. The first job of a Ray has this number. A worker ends when the raylet
+    # with this process id ends. The raylet's id is not known yet, so the driver's id is used. This
+    # is correct, because the raylet ends with the driver.
     of_any_worker = {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
-        listener.listen(64)  # workers may ask while the server imports
-        # Nothing is written to the pipe. Its other end closes when this process ends for any
-        # reason.
+        listener.listen(64)  # proxies may connect while the server still imports the modules
+        # Nothing is written to the pipe. When this process ends for any reason, the other end of
+        # the pipe closes, and the server notices it.
         end, _ = os.pipe()
         subprocess.Popen(
             [*_SERVE, str(listener.fileno()), entry, *modules],
@@ -92,15 +98,25 @@ def start(environment: Mapping[str, str], entry: str, modules: Sequence[str] = M
 
 
 def serve_workers(listener: socket.socket, modules: Sequence[str]) -> None:
-    """Import, then fork a worker for each request; return in the server and in each worker."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as Ray does for its processes
-    gc.disable()  # it would take a sixth of the time, and the modules' objects stay anyway
+    """Import the modules, and then fork a worker for each request.
+
+    This function returns in the server when the driver ends, and in each worker when the worker's
+    code ends.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ray also does this for its workers
+    # Garbage collection would take a sixth of the time of the imports, and find almost nothing,
+    # because the objects of modules stay in use.
+    gc.disable()
     for module in modules:
         importlib.import_module(module)
-    gc.freeze()  # a worker's garbage collector does not visit them and copy their pages
+    # After this, a worker's garbage collector does not visit these objects. Visiting them would
+    # copy the memory pages that the worker shares with the server.
+    gc.freeze()
     gc.enable()
     executable = str(Path(listener.getsockname()).with_name(_EXECUTABLE))
-    workers: dict[int, tuple[int, socket.socket]] = {}  # the file is readable after its end
+    # The process id and the connection of each worker, by its pidfd, a file descriptor that becomes
+    # readable when the worker ends.
+    workers: dict[int, tuple[int, socket.socket]] = {}
     while True:
         ready = select.select([listener, sys.stdin, *workers], [], [])[0]
         if sys.stdin in ready:
@@ -108,7 +124,7 @@ def serve_workers(listener: socket.socket, modules: Sequence[str]) -> None:
         for ended in [file for file in workers if file in ready]:
             pid, connection = workers.pop(ended)
             os.close(ended)
-            with connection, contextlib.suppress(OSError):  # its client may have ended
+            with connection, contextlib.suppress(OSError):  # the proxy may have ended
                 connection.sendall(_STATUS.pack(os.waitpid(pid, 0)[1]))
         if listener in ready:
             connection, _ = listener.accept()
@@ -125,35 +141,37 @@ def serve_workers(listener: socket.socket, modules: Sequence[str]) -> None:
 
 
 def adopt_request(connection: socket.socket, executable: str) -> None:
-    """Turn this fork into the requested worker with its argv, environment and files.
+    """Turn this fork into the requested worker, with its argv, environment and files.
 
-    Processes that it spawns with `multiprocessing`, such as vLLM's engine, are forks of the server
-    as well.
+    The processes that a worker spawns with `multiprocessing`, such as vLLM's engine, are forks of
+    the server, too.
     """
     import numpy
 
     request = _take_files(connection)
-    spawned = "-c" in request["arguments"]  # not for a worker of Ray, which sets its own titles
+    # `multiprocessing` starts a process with `python -c`, and Ray starts a worker with a file.
+    spawned = "-c" in request["arguments"]
     if spawned:
         with contextlib.suppress(ImportError):
-            # vLLM's titles: their place in memory depends on the environment at the start of the
-            # process.
+            # vLLM sets the title of its processes with this package. The package must find the
+            # place of the title in memory before the environment changes. Ray's workers set their
+            # titles in another way.
             importlib.import_module("setproctitle").getproctitle()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    with contextlib.suppress(PermissionError):  # a higher priority than the server
+    with contextlib.suppress(PermissionError):  # a higher priority than the server's is not allowed
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     raylet: Any = importlib.import_module("ray._raylet")
     # This reads RAY_AUTH_MODE, which `ray.init` chose after the server had started.
     raylet.Config.initialize("")
-    numpy.random.seed()  # else every worker would have the state of the server
+    numpy.random.seed()  # otherwise every worker would have the random state of the server
     multiprocessing.set_executable(executable)
     sys.argv = request["arguments"]
     if not spawned:
         runpy.run_path(sys.argv[0], run_name="__main__")
         return
-    # As `python -c CODE --multiprocessing-fork`.
+    # The command was `python -c CODE --multiprocessing-fork …`.
     at = sys.argv.index("-c")
     code = sys.argv[at + 1]
     sys.argv = ["-c", *sys.argv[at + 2 :]]
@@ -163,11 +181,11 @@ def adopt_request(connection: socket.socket, executable: str) -> None:
 
 
 def _take_files(connection: socket.socket) -> dict[str, Any]:
-    """Read the request, and give its files the numbers that they have in the asking process."""
+    """Read the request, and give its files the same numbers as in the proxy."""
     header, received, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_FILES)
     with connection.makefile("rb") as stream:
         request: dict[str, Any] = json.loads(stream.read(*_LENGTH.unpack(header)))
-    # First move them away from those numbers.
+    # The files are first moved to high numbers, so that they do not overwrite each other.
     kept, *files = [
         fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _MOST_FILES)
         for file in (connection.fileno(), *received)
@@ -182,7 +200,7 @@ def _take_files(connection: socket.socket) -> dict[str, Any]:
 
 
 def _end_with(connection: int) -> None:
-    """End this process as soon as the process that represents it ends."""
+    """End this worker as soon as its proxy ends."""
     os.read(connection, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
@@ -191,7 +209,8 @@ def _end_with(connection: int) -> None:
 
 def proxy_for_worker(address: str, arguments: list[str]) -> None:
     """Ask the server for a worker, and exit with its status."""
-    listed = os.listdir("/proc/self/fd")  # the directory's own too, which is closed again
+    # The list also has the file descriptor of the directory itself, which is closed by now.
+    listed = os.listdir("/proc/self/fd")
     files = [int(file) for file in listed if os.path.lexists(f"/proc/self/fd/{file}")]
     message = json.dumps(
         {

@@ -1,1 +1,1 @@
-"""Everything that runs inside verl. Importing it registers nothing: `entry` does."""
+"""The code that runs inside verl. Only importing the module `entry` registers anything."""

@@ -1,7 +1,7 @@
-"""The parts of verl that the plug-in wraps or calls, compared with the installed verl.
+"""The parts of verl that the plug-in wraps or calls.
 
-A verl that fits this table is supported, whatever its version; `upstream.dependencies` compares
-them.
+`upstream.dependencies` compares this table with the source of the installed verl. A verl that fits
+the table is supported, whatever its version.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gdpo_verl import __version__
 from gdpo_verl.upstream.dependencies import Contract, source_of, violations
 from gdpo_verl.upstream.dependencies import Dependency as _D
 
-# The version in requirements/*.lock, with which everything is tested.
+# The version of verl in requirements/*.lock. All tests use it.
 TESTED = "0.9.1"
 
 # fmt: off
 CONTRACT: Contract = {
-    # The estimator: where it is registered, and the arguments with which it is called.
+    # The registry of estimators, and the functions that call an estimator.
     "trainer.ppo.core_algos": [_D("ADV_ESTIMATOR_REGISTRY")],
     "trainer.ppo.ray_trainer": [
         _D("compute_advantage", "data adv_estimator ...",
@@ -77,7 +77,7 @@ CONTRACT: Contract = {
            "reward_score reward_extra_info responses attention_mask extra_info"),
     ],
 }
-# Needed only where actor_rollout_ref.actor.use_prefix_grouper is true.
+# These are needed only if actor_rollout_ref.actor.use_prefix_grouper is true.
 SHARED_PROMPTS: Contract = {
     "workers.engine_workers": [_D("ActorRolloutRefWorker.init_model", "self", "actor ref")],
     "workers.engine.fsdp.transformer_impl": [
@@ -89,9 +89,10 @@ SHARED_PROMPTS: Contract = {
            "self output output_args micro_batch ...", "input_ids offsets"),
     ],
 }
-# For each package, what it writes and we read: lines of a run's log, an error of Ray, and names of
-# files. A run is not rejected because of these; a test compares them. Ray's texts about memory and
-# about the cause of a death are not listed, because Ray writes them in C++.
+# For each package, the texts that it writes and we read: lines of a run's log, an error of Ray, and
+# names of files. Only a test compares them with the packages; a run is not rejected because of
+# them. Ray's texts about memory and about the cause of a process's death are not listed, because
+# Ray writes them in C++.
 WRITTEN: Mapping[str, Contract] = {
     "verl": {
         # lab/run/progress.py
@@ -153,11 +154,12 @@ OPTIONAL = ("experimental.separation.ray_trainer",)
 
 @cache
 def first_violation() -> str | None:
-    """Say why the installed verl is not supported; return None when it is supported."""
-    found = violations(source_of("verl"), CONTRACT, OPTIONAL)
-    if not found:
+    """Return why the installed verl is not supported, or None if it is supported."""
+    problems = violations(source_of("verl"), CONTRACT, OPTIONAL)
+    if not problems:
         return None
     return (
-        f"gdpo-verl {__version__} does not fit verl {version('verl')}: {'; '.join(found)}. Install "
-        f"verl {TESTED} (pip install verl=={TESTED}), or a version of gdpo-verl for your verl."
+        f"gdpo-verl {__version__} does not fit verl {version('verl')}: {'; '.join(problems)}. "
+        f"Install verl {TESTED} (pip install verl=={TESTED}), or a version of gdpo-verl for your "
+        "verl."
     )

@@ -1,7 +1,7 @@
-"""The entry point in verl's group `verl.plugins`: what is registered, and when.
+"""The entry point in verl's group `verl.plugins`, which registers all hooks of the plug-in.
 
-verl loads it in each of its processes, so it imports next to nothing; each registration
-waits until verl itself imports the module concerned.
+verl loads this module in each of its processes, so the module imports very little. A hook is a
+function that runs when verl itself imports the module that the hook changes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from gdpo_verl.upstream.hooks import Hook, when_imported, wrap
 
 
 def _log_to_stderr() -> None:
-    """Give our loggers a handler, as verl gives its own (verl/utils/logging_utils.py).
+    """Give our loggers their own handler, as verl does for its loggers.
 
-    In a process with vLLM its dependency model_hosting_container_standards sets the root logger and
-    the root's handlers to ERROR, and a warning that goes there is lost.
+    Without it our warnings would be lost in a process with vLLM. There the package
+    model_hosting_container_standards, which vLLM needs, sets the level of the root logger and of
+    its handlers to ERROR. For verl's handler see verl/utils/logging_utils.py.
     """
     ours = logging.getLogger("gdpo_verl")
     if not ours.handlers:
@@ -30,6 +31,8 @@ def _log_to_stderr() -> None:
 
 
 def _on_supported_verl(hook: Hook) -> Hook:
+    """Let the hook run only if the installed verl is supported."""
+
     def supported(module: Any) -> None:
         from gdpo_verl.plugin import contract
 
@@ -60,7 +63,7 @@ def _check_before_ray_starts(config_module: Any) -> None:
 
         checks.check_before_ray(config)
         if validation.is_gdpo(config):
-            # Not logged: verl's root logger shows nothing below WARNING.
+            # This line is not logged, because verl's root logger shows nothing below WARNING.
             sys.stderr.write(
                 f"gdpo-verl {__version__}: estimator 'gdpo' in place of verl {version('verl')}'s "
                 "own; components, metrics and dumps through its PPO trainers\n"
@@ -72,8 +75,9 @@ def _check_before_ray_starts(config_module: Any) -> None:
 
 @when_imported("verl.trainer.main_ppo")
 def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
-    # Not under `python -m verl.trainer.main_ppo`, where the module has another name and validates;
-    # fully_async does not, and calls this.
+    # fully_async does not call `validate_config`, but calls this function. Under `python -m
+    # verl.trainer.main_ppo` this hook does not run, because the module is then named `__main__`;
+    # that command calls `validate_config`.
     def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         from gdpo_verl.plugin.checks import checks
 
@@ -85,7 +89,8 @@ def _check_trainers_that_do_not_validate(main_ppo: Any) -> None:
 
 @when_imported("verl.trainer.constants_ppo")
 def _listen_locally(constants: Any) -> None:
-    # verl calls it in the driver alone, when it starts Ray itself (main_ppo.py, `run_ppo`).
+    # verl calls this function only in the driver, and only if it starts Ray itself (main_ppo.py,
+    # `run_ppo`).
     def runtime_env(original: Any, config: Any = None) -> Any:
         from gdpo_verl.plugin.checks import validation
         from gdpo_verl.upstream import loopback
@@ -136,7 +141,7 @@ def _wrap_legacy_trainer(ray_trainer: Any) -> None:
 def _wrap_separate_trainers(ray_trainer: Any) -> None:
     from gdpo_verl.plugin.step import legacy
 
-    # fully_async calls no constructor of RayPPOTrainer.
+    # fully_async does not call the constructor of RayPPOTrainer, which the hook above wraps.
     wrap(ray_trainer.SeparateRayPPOTrainer, "_fit_compute_advantage", legacy.before_advantage)
 
 

@@ -1,12 +1,13 @@
 """Compute each prompt once for all of its responses, in verl's FSDP engine.
 
-The responses of a group follow the same prompt, and verl's engine computes the prompt for each of
-them. Here a micro-batch is one row: every distinct prompt once, the responses after it, and a mask
-with which a response sees only its prompt and itself. Log-probabilities and gradients are those of
-separate rows; logits are computed only for response tokens.
+The responses of a group follow the same prompt, but verl's engine computes the prompt again for
+each response. With this module, a micro-batch is a single row. It has each distinct prompt once,
+followed by the responses to it. An attention mask lets each response see only its prompt and
+itself. Log-probabilities and gradients are the same as with separate rows. Logits are computed only
+for response tokens.
 
-The switch is verl's own key ``actor_rollout_ref.actor.use_prefix_grouper``, which its engine does
-not read (0.9.1, verl/workers/engine). The idea comes from Prefix Grouper
+The switch is verl's key ``actor_rollout_ref.actor.use_prefix_grouper``. verl 0.9.1 has this key,
+but its engine (verl/workers/engine) does not read it. The idea comes from Prefix Grouper
 (https://arxiv.org/abs/2506.05433).
 """
 
@@ -27,7 +28,8 @@ from gdpo_verl.upstream.hooks import wrap
 logger = logging.getLogger(__name__)
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
-# None means that the key is missing.
+# The settings that are needed, with the values that are possible. None means that the key may be
+# missing.
 _NEEDS: dict[str, tuple[Any, ...]] = {
     "trainer.use_v1": (True, None),
     "actor_rollout_ref.actor.strategy": ("fsdp2", "fsdp"),
@@ -37,18 +39,21 @@ _NEEDS: dict[str, tuple[Any, ...]] = {
     "actor_rollout_ref.model.use_remove_padding": (True,),
     "actor_rollout_ref.model.use_fused_kernels": (False,),
 }
-_FLAG = "gdpo_shares_prompts"  # of an engine and of its batches, like use_remove_padding
+# The name of an attribute of an engine, and of an entry of its batches, that is true if prompts are
+# shared. verl passes its own settings, such as use_remove_padding, in the same way.
+_FLAG = "gdpo_shares_prompts"
 
 
 class Packed(NamedTuple):
-    """A micro-batch as one row of T tokens, N of them in responses.
+    """A micro-batch as one row of T tokens, of which N are response tokens.
 
     Attributes:
       tokens: int64, shape (T,): the indices of the micro-batch's tokens that are computed.
-      mask: bool, shape (T, T): whether a token (first axis) sees another.
-      predictors: int64, shape (N,): the index in `tokens` that predicts a response token.
-      places: int64, shape (N,): the index at which verl keeps its log-probability, one before the
-        token.
+      mask: bool, shape (T, T): whether a token (first axis) sees another token (second axis).
+      predictors: int64, shape (N,): for each response token, the index in `tokens` of the token
+        that predicts it.
+      places: int64, shape (N,): for each response token, the index in the micro-batch at which verl
+        expects its log-probability. It is one before the token itself.
     """
 
     tokens: torch.Tensor
@@ -58,12 +63,19 @@ class Packed(NamedTuple):
 
 
 def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
-    """Pack rows of prompt and response token ids, each distinct prompt once."""
+    """Pack rows of token ids into one row, with each distinct prompt once.
+
+    Args:
+      rows: the token ids of prompt and response of each row.
+      prompt_lengths: the number of prompt tokens of each row.
+    """
     tokens = list[int]()
     predictors = list[int]()
     places = list[int]()
-    segments = list[tuple[int, int, int]]()  # length, its own number, its prompt's
-    prompts = dict[tuple[int, ...], tuple[int, int]]()  # segment, and place of the last token
+    # A segment is a prompt or a response: its length, its number, and the number of its prompt.
+    segments = list[tuple[int, int, int]]()
+    # The segment of each prompt, and the index of its last token in `tokens`.
+    prompts = dict[tuple[int, ...], tuple[int, int]]()
     begin = 0
     for row, length in zip(rows, prompt_lengths, strict=True):
         prompt = tuple(row[:length])
@@ -76,48 +88,54 @@ def pack(rows: list[list[int]], prompt_lengths: list[int]) -> Packed:
         segment, last = prompts[prompt]
         segments.append((end - middle, len(segments), segment))
         if end > middle:
-            # The last token of the prompt predicts the first of the response, and so on.
+            # The last token of the prompt predicts the first token of the response. Each token of
+            # the response predicts the next one.
             predictors.append(last)
             predictors += range(len(tokens), len(tokens) + end - middle - 1)
         places += range(middle - 1, end - 1)
         tokens += range(middle, end)
         begin = end
-    lengths, own, parent = torch.tensor(segments).unbind(1)
-    own = own.repeat_interleave(lengths)
-    parent = parent.repeat_interleave(lengths)
-    mask = ((own[:, None] == own) | (parent[:, None] == own)).tril()
+    lengths, segment_of, prompt_of = torch.tensor(segments).unbind(1)
+    segment_of = segment_of.repeat_interleave(lengths)
+    prompt_of = prompt_of.repeat_interleave(lengths)
+    # A token sees the earlier tokens of its own segment and of its prompt.
+    mask = ((segment_of[:, None] == segment_of) | (prompt_of[:, None] == segment_of)).tril()
     return Packed(torch.tensor(tokens), mask, torch.tensor(predictors), torch.tensor(places))
 
 
 def divide(rows: list[list[int]], prompt_lengths: list[int], limit: int) -> list[list[int]]:
-    """Divide rows into micro-batches of at most ``limit`` computed tokens, equal prompts together.
+    """Divide rows into micro-batches of at most ``limit`` computed tokens.
 
-    A longer row is a micro-batch by itself.
+    Rows with the same prompt are put together. A row with more than ``limit`` tokens is a
+    micro-batch of its own.
+
+    Returns:
+      The numbers of the rows of each micro-batch.
     """
     prompts = [tuple(row[:length]) for row, length in zip(rows, prompt_lengths, strict=True)]
     parts = list[list[int]]()
-    there = set[tuple[int, ...]]()
-    room = 0
+    prompts_in_part = set[tuple[int, ...]]()
+    room = 0  # the number of tokens that still fit into the last micro-batch
     for row in sorted(range(len(rows)), key=prompts.__getitem__):
         count = len(rows[row])
-        if prompts[row] in there:
+        if prompts[row] in prompts_in_part:
             count -= len(prompts[row])
         if count > room or not parts:
             parts.append([])
-            there = set()
+            prompts_in_part = set()
             room = limit
             count = len(rows[row])
         parts[-1].append(row)
-        there.add(prompts[row])
+        prompts_in_part.add(prompts[row])
         room -= count
     return parts
 
 
 def share(worker: Any) -> None:
-    """Let the engines of verl's worker, for actor and reference policy, share prompts.
+    """Let the engines of a verl worker, for the actor and the reference policy, share prompts.
 
-    Where the settings do not fit, `check` has rejected a run that uses gdpo-verl. Another run
-    continues without shared prompts, with a warning.
+    If the settings do not fit, prompts are not shared, and a warning is logged. (A run that uses
+    gdpo-verl does not come here then, because `check` rejects it.)
     """
     from verl.workers.engine.fsdp import transformer_impl
 
@@ -153,7 +171,8 @@ def _install(engine: Any) -> None:
         if not (_shares(data) and get_non_tensor_data(data, "use_dynamic_bsz", True)):
             return original(data=data, dp_group=dp_group, **kwargs)
         parts = divide(*_rows(data), data["max_token_len_per_gpu"])
-        # FSDP's processes gather weights together, so all need the same number of micro-batches.
+        # The processes of FSDP gather weights together, so all of them need the same number of
+        # micro-batches. A process with fewer of them splits its longest ones.
         most = torch.tensor(len(parts), device=device.get_device_name())
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=dp_group)
         while len(parts) < most:
@@ -166,7 +185,7 @@ def _install(engine: Any) -> None:
         model_inputs, output_args = original(self, micro_batch)
         if not _shares(micro_batch):
             return model_inputs, output_args
-        packed = Packed(*(each.to(micro_batch.device) for each in pack(*_rows(micro_batch))))
+        packed = Packed(*(tensor.to(micro_batch.device) for tensor in pack(*_rows(micro_batch))))
         for name in ("input_ids", "position_ids"):
             model_inputs[name] = model_inputs[name][:, packed.tokens]
         model_inputs["attention_mask"] = packed.mask[None, None]
@@ -182,7 +201,7 @@ def _install(engine: Any) -> None:
         places = output_args.get(_FLAG)
         if places is None:
             return original(self, micro_batch=micro_batch, **more)
-        # verl's own computation, with rows that contain only the responses.
+        # verl's own code computes the outputs. It gets rows that contain only the responses.
         rows = micro_batch["input_ids"]
         micro_batch = micro_batch.clone(recurse=False)
         micro_batch["input_ids"] = torch.nested.nested_tensor_from_jagged(
@@ -199,10 +218,11 @@ def _install(engine: Any) -> None:
 
 
 def _shares(batch: Any) -> bool:
-    """Return whether the prompts of a batch are computed once; else verl computes them."""
+    """Return whether the prompts of a batch are shared."""
     from verl.utils.tensordict_utils import get_non_tensor_data
 
-    # Positions of images have one more dimension, and the legacy trainer pads prompts.
+    # Batches with images (their positions have one more dimension), and the padded prompts of the
+    # legacy trainer, are not supported. verl computes them as usual.
     flag = get_non_tensor_data(batch, _FLAG, False)
     return bool(flag) and batch["position_ids"].dim() == 2 and batch["prompts"].is_nested
 
@@ -223,10 +243,10 @@ def _rows(batch: Any) -> tuple[list[list[int]], list[int]]:
 
 
 def check(config: Any) -> None:
-    """Reject the switch where the engine or its settings do not fit.
+    """Reject the switch if the engine or its settings do not support shared prompts.
 
     Raises:
-      ValueError: names the keys to change.
+      ValueError: a setting does not fit. The error names the keys to change.
     """
     wrong = _unmet(config) if OmegaConf.select(config, KEY) else []
     if wrong:
@@ -234,6 +254,7 @@ def check(config: Any) -> None:
 
 
 def _unmet(config: Any) -> list[str]:
+    """Return what is missing for shared prompts: settings, and parts of verl."""
     wrong = [
         f"{key}={str(values[0]).lower()}"
         for key, values in _NEEDS.items()

@@ -1,4 +1,4 @@
-"""Reward functions: pure functions from text to named components, independent of verl."""
+"""Reward functions. They compute named components from a text, and do not depend on verl."""
 
 from gdpo_verl.config.components import Component, declared_components, declares
 

@@ -1,12 +1,14 @@
-"""The Berkeley Function-Calling Leaderboard's own correctness of a response, and its format.
+"""Rewards for the Berkeley Function-Calling Leaderboard: its own correctness, and the format.
 
-Use it to measure on the leaderboard's questions, which `gdpo-verl prepare bfcl-v3` writes.
+Use them to measure a model on the questions of the leaderboard, which `gdpo-verl prepare bfcl-v3`
+writes.
 Assumes: the package bfcl-eval with the dependencies of its checker; responses in the format of
 `rewards.tool_call`.
 
-https://github.com/ShishirPatil/gorilla, Apache-2.0. Calls are judged by bfcl-eval's checker of the
-abstract syntax tree. Where no call is asked for, a response is judged by whether it contains calls
-that can be parsed. Calls are parsed as in `rewards.tool_call`, and nothing in a response is run.
+The leaderboard is at https://github.com/ShishirPatil/gorilla (Apache-2.0). Its package bfcl-eval
+judges calls with a checker of the abstract syntax tree. If a question asks for no call, a response
+is correct if it has no calls that can be parsed. Calls are parsed as in `rewards.tool_call`, and
+nothing in a response is run.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ __all__ = ["ParseError", "compute_score"]
 
 REQUIREMENT = "bfcl-eval==2026.3.23"
 INSTALL = f"pip install --no-deps {REQUIREMENT}"
-# Also includes what all of its checkers need.
+# This command also installs the packages that all of its checkers need.
 INSTALL_ALL = (
     f"{INSTALL} overrides tenacity tree-sitter==0.21.3 tree-sitter-java==0.21.0 "
     "tree-sitter-javascript==0.21.4"
@@ -38,9 +40,9 @@ INSTALL_ALL = (
 MODEL = "gdpo-verl"
 """The name under which bfcl-eval knows our models."""
 MODELS: dict[str, Any] = {MODEL: SimpleNamespace(underscore_to_dot=False)}
-"""Our entry in place of bfcl-eval's table of models; the checker reads nothing else of it."""
+"""A replacement of bfcl-eval's table of models. The checker reads only this attribute of it."""
 
-# bfcl-eval makes folders for its results and locks when it is imported.
+# bfcl-eval creates folders for results and locks when it is imported. They are created here.
 _scratch = tempfile.TemporaryDirectory(prefix="gdpo-verl-bfcl-")
 
 
@@ -56,17 +58,18 @@ def compute_score(
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
-      solution_str: the response; special tokens at its end are dropped.
-      ground_truth: JSON of the category, the available functions and the accepted answers; the
-        answers are null where no call is asked for, or any call is accepted.
+      solution_str: the response. Special tokens at its end are dropped.
+      ground_truth: JSON with the category, the available functions and the accepted answers. The
+        answers are null if no call is asked for, or if any call is accepted.
 
     Returns:
-      format, 1 when every part of the response is in its place; correctness, 0 or 1; score, their
-      sum; parse_error, a `ParseError`. The keys are the same for every text. Both rewards are 0
-      where the ground truth cannot be parsed.
+      A dict with format (1 if every part of the response is in its place), correctness (0 or 1),
+      score (their sum) and parse_error (a `ParseError`). The keys are the same for every text. Both
+      rewards are 0 if the ground truth cannot be parsed.
 
     Raises:
-      ModuleNotFoundError: bfcl-eval or a dependency is not installed; says how to install it.
+      ModuleNotFoundError: bfcl-eval or a dependency is not installed. The error says how to install
+        it.
     """
     try:
         truth = json.loads(ground_truth)
@@ -90,19 +93,20 @@ def compute_score(
 
 
 def _accepts(category: str, functions: Any, accepted: Any, reading: Reading) -> bool:
+    """Return whether bfcl-eval's checker accepts the calls."""
     checker = load_module("eval_checker.ast_eval.ast_checker")
     name = category.removeprefix("simple_").upper()
     language = getattr(checker.Language, name, checker.Language.PYTHON)
     output = [{call["name"]: call["parameters"]} for call in reading.calls]
     try:
         verdict = checker.ast_checker(functions, output, accepted, language, category, MODEL)
-    except Exception:  # raised by the checker, on values that it does not expect
+    except Exception:  # the checker raises errors of any kind for values that it does not expect
         return False
     return bool(verdict["valid"])
 
 
 def package() -> Path:
-    """Find the installed package without importing it."""
+    """Return the directory of the installed package, without importing it."""
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -116,9 +120,8 @@ def package() -> Path:
 def load_module(name: str) -> Any:
     """Import a module of bfcl-eval.
 
-    Its modules look a model up in ``bfcl_eval.constants.model_config``, whose import needs the SDK
-    of every vendor on the leaderboard. During the import, a stub with `MODELS` replaces that
-    module.
+    Its modules look up a model in ``bfcl_eval.constants.model_config``. The import of that module
+    needs the SDK of every vendor on the leaderboard, so a stub with `MODELS` replaces it.
     """
     loaded = sys.modules.get(f"bfcl_eval.{name}")
     if loaded is not None:

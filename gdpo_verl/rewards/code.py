@@ -1,11 +1,11 @@
-"""Rewards for programming tasks: share of tests passed, length, free of errors.
+"""Rewards for programming tasks: the share of tests passed, the length, and freedom from errors.
 
-Use them where a program can be tried.
+Use them where a program can be tested.
 Assumes: each row has tests; the machine has a sandbox, or a service runs the programs.
 
 These are the rewards of the coding task of GDPO's paper (https://arxiv.org/abs/2601.05242). The
-program in a response runs in a sandbox and is never trusted: the expected output of a test does not
-enter that sandbox, and the output of the program is compared here, as plain data.
+program in a response runs in a sandbox, and is never trusted. The expected output of a test does
+not enter the sandbox. The output of the program is compared here, as plain data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["ParseError", "Tests", "compute_score", "find_code", "parse_ground_tr
 
 TestVerdict = tuple[bool, Status]
 Solver = Sandbox | FusionSandbox
-"""Something that runs the program of a response."""
+"""A sandbox that runs the program of a response, on this machine or as a service."""
 
 
 @declares(Component("pass", 0, 1), Component("length", 0, 1), Component("bug_free", 0, 1))
@@ -61,27 +61,28 @@ def compute_score(
 
     Args:
       data_source: ignored, as are `kwargs`.
-      solution_str: the response; `find_code` says which part of it is the program.
-      ground_truth: the tests, see `parse_ground_truth`.
-      extra_info: contains `response_length` in tokens (the manager `gdpo_components` adds it).
+      solution_str: the response. `find_code` says which part of it is the program.
+      ground_truth: the tests; see `parse_ground_truth`.
+      extra_info: contains `response_length` in tokens. The manager `gdpo_components` adds it.
       strict: False to parse, run and compare as leniently as verl's `prime_code`.
-      limit: the longest response that earns the length reward, in tokens.
-      timeout: CPU seconds per test; twice as many seconds of real time.
-      deadline: seconds for all tests of a response.
-      memory_limit_mb: memory of the program, in MiB.
-      site_packages: a directory of packages that programs may import.
-      allow_unprotected: run the program even where the machine offers no protection.
-      sandbox_fusion_url: a service that runs the programs instead of this machine.
-      concurrent_semaphore: held during a request to the service.
+      limit: the largest number of tokens of a response that earns the length reward.
+      timeout: the CPU time for each test, in seconds. The limit of real time is twice as long.
+      deadline: the time for all tests of a response, in seconds.
+      memory_limit_mb: the memory of the program, in MiB.
+      site_packages: a directory with packages that programs may import.
+      allow_unprotected: whether to run programs even if the machine offers no protection.
+      sandbox_fusion_url: the address of a service that runs the programs instead of this machine.
+      concurrent_semaphore: a semaphore that is held during a request to the service.
 
     Returns:
-      pass, the share of tests passed; length, 0 or 1; bug_free, 1 when no test had an error;
-      score, their sum; parse_error, the `ParseError` of the first test with an error. The keys are
-      the same for every text. All rewards are 0 where the tests cannot be parsed.
+      A dict with pass (the share of tests passed), length (0 or 1), bug_free (1 if no test had an
+      error), score (their sum) and parse_error (the `ParseError` of the first test with an error).
+      The keys are the same for every text. All rewards are 0 if the tests cannot be parsed.
 
     Raises:
       ValueError: `response_length` is missing, or a setting is out of range.
-      Unprotected, SandboxError: nothing protects this machine, or the sandbox does not work.
+      Unprotected: nothing protects this machine from the programs.
+      SandboxError: the sandbox does not work.
     """
     limits = Limits(timeout=timeout, deadline=deadline, memory_limit_mb=memory_limit_mb)
     rewards = {"pass": 0.0, "length": length_reward(extra_info, limit), "bug_free": 0.0}
@@ -94,7 +95,9 @@ def compute_score(
         return with_score(dict.fromkeys(rewards, 0.0), ParseError.GROUND_TRUTH)
     runs_here = not sandbox_fusion_url or tests.kind == "assert"
     protection: Any = None
-    if runs_here:  # rejected before the first rollout, with an empty response, or never
+    # This comes before the program is read. Then a machine without protection is rejected before
+    # the first rollout, when the function is called with an empty response.
+    if runs_here:
         protection = best_protection(
             allow_unprotected=allow_unprotected, site_packages=site_packages
         )
@@ -111,10 +114,10 @@ def compute_score(
         else:
             imports = () if strict else PUBLISHED_IMPORTS
             solver = stack.enter_context(Sandbox(protection, limits, imports))
-        # The tests are code of the data set. They stay on this machine, separate from the response.
+        # The tests are code of the data set. They run on this machine, apart from the response.
         checker = stack.enter_context(Sandbox(protection, limits))
         verdicts = list(_judge(tests, code, solver, checker, strict))
-    # Where the test passed, it expected the exception.
+    # If a test with an error passed, it expected the exception.
     errors = [status for passed, status in verdicts if not passed and status is not Status.OK]
     rewards["pass"] = sum(passed for passed, _ in verdicts) / len(verdicts)
     rewards["bug_free"] = float(not errors)
@@ -125,7 +128,7 @@ def compute_score(
 
 
 def _as_published(tests: Tests) -> Tests:
-    """Prepare a row as verl does: the first ten tests, and common imports before the program."""
+    """Prepare a row as verl does: use the first ten tests, and import common modules first."""
     inputs, outputs = tests.inputs[:10], tests.outputs[:10]
     if tests.kind == "call":
         inputs = [[*map(_number_keys, call[:1]), *call[1:]] for call in inputs]
@@ -133,7 +136,7 @@ def _as_published(tests: Tests) -> Tests:
 
 
 def _number_keys(value: Any) -> Any:
-    """Convert the keys of a dict to integers where all are integers: JSON has only text keys."""
+    """Convert the keys of a dict to integers if all of them are integers in JSON's text keys."""
     try:
         return {int(key): item for key, item in value.items()}
     except (AttributeError, ValueError):
@@ -143,6 +146,7 @@ def _number_keys(value: Any) -> Any:
 def _judge(
     tests: Tests, code: str, solver: Solver, checker: Sandbox, strict: bool
 ) -> Iterator[TestVerdict]:
+    """Run the tests, and yield for each one whether it passed, and the status of the program."""
     if tests.kind == "assert":
         for test in tests.inputs:
             yield _run_assert(tests, test, code, solver, checker)
@@ -159,7 +163,9 @@ def _judge(
 def _run_call(
     tests: Tests, arguments: list[Any], expected: Any, code: str, solver: Solver
 ) -> TestVerdict:
-    outcome = solver.load(tests.setup, code, tests.name)  # anew: tests share no state
+    """Run a test that calls a function with arguments."""
+    # The program is loaded again for each test, so that tests share no state.
+    outcome = solver.load(tests.setup, code, tests.name)
     if outcome.status is Status.OK:
         outcome = solver.call(json.dumps(encode([arguments, {}])))
     if outcome.status is not Status.OK:
@@ -183,6 +189,6 @@ def _run_assert(
         outcome = solver.call(message[1:])
         worst = outcome.status if worst is Status.OK else worst
         if not outcome.text.startswith(("V", "E")):
-            return False, outcome.status  # it cannot be called any more
+            return False, outcome.status  # the program has ended and cannot be called again
         message = checker.call(outcome.text).text
     return message == "P", worst

@@ -1,7 +1,8 @@
 """Find the definition of a function in a program, which may be cut off, or may not be Python.
 
-The program comes from an adversary. Its lines are read in linear time: Python's own parser can take
-exponential time or exhaust the stack, and reads no program that was cut off.
+The policy writes the program, so it must be read in linear time. Python's own parser is not used,
+because it can take exponential time or exhaust the stack, and cannot read a program that is cut
+off.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Every alternative matches wherever its first character does, so nothing is read twice.
+# An alternative always matches if its first characters match, so that no character is read twice.
 _TEXT_OR_COMMENT = re.compile(
     r"""
     \#[^\n]*
@@ -22,12 +23,12 @@ _TEXT_OR_COMMENT = re.compile(
 )
 _BEGINS_DEFINITION = re.compile(r"\s*(?:def|class|async)\b")
 _BRACKET = re.compile(r"([(\[{])|[)\]}]")
-# A statement that does nothing, such as a docstring.
+# Statements that do nothing, such as a docstring.
 _STUB = re.compile(r'\s*(?:\.\.\.|…|pass|return(?: None)?|raise NotImplemented.*|"".*|)\s*')
 
 
 def defines(source: str, name: str) -> bool:
-    """Return whether a program defines a function: with more than a head, not by its result.
+    """Return whether a program defines a function, with more than a signature.
 
     >>> defines("def f(x):\\n    return x", "f"), defines("f = lambda x: x", "f")
     (True, True)
@@ -35,11 +36,12 @@ def defines(source: str, name: str) -> bool:
     (False, False)
     """
     head = re.compile(rf"(?:async\s+)?def\s+{name}\s*[(\[].*?\)\s*(?:->[^:)]*)?:(.*)")
-    # A number, a text, a list or a dict is no function, and what the function computed is none.
+    # An assignment may define a function, as with lambda. It does not define one if its value
+    # begins like a number, a text, a list or a dict, or if it uses the name itself, as in f = f(3).
     assignment = re.compile(
         rf'{name}\s*(?::[^=]*)?=(?:\s*lambda\b|(?!\s*["=\d\[{{]|.*(?<![.\w]){name}(?![.\w])))'
     )
-    margin: int | None = None  # the indentation of the head, while its body is read
+    margin: int | None = None  # the indentation of the signature, while the body is read
     for line in _lines(source):
         statement = line.lstrip()
         indent = len(line.removesuffix(statement).expandtabs(8))
@@ -57,12 +59,15 @@ def defines(source: str, name: str) -> bool:
 
 
 def _lines(source: str) -> Iterator[str]:
-    """The lines of a program without comments, with empty texts, and joined within brackets."""
+    """Yield the lines of a program without comments and with empty string literals.
+
+    Lines within brackets are joined.
+    """
     source = _TEXT_OR_COMMENT.sub(_blank, source).replace("\\\n", " ")
     parts: list[str] = []
     depth = 0
     for line in source.split("\n"):
-        # No definition is within brackets: one of them was never closed.
+        # A definition cannot be within brackets. If one begins here, a bracket was never closed.
         if parts and (depth <= 0 or _BEGINS_DEFINITION.match(line)):
             yield " ".join(parts)
             parts = []
@@ -75,4 +80,5 @@ def _lines(source: str) -> Iterator[str]:
 
 
 def _blank(match: re.Match[str]) -> str:
+    """Remove a comment, and empty a string literal."""
     return "" if match[0].startswith("#") else '""'

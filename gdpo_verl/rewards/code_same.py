@@ -1,10 +1,10 @@
-"""Comparison of a program's result with the one its test asks for. Both are plain data here.
+"""Compare the result of a program with the expected result. Both are plain data here.
 
-What the program gave comes from an adversary: nothing in it is executed, and what holds more
-than was asked for is not read.
+A program may try to exploit the comparison. Therefore nothing in its result is executed, and a
+result that is larger than the expected one is not read.
 
-Only a number that the test expects as a decimal has a tolerance: a millionth of the larger of
-both, or 1e-9 where that is more. Infinity and NaN stand for themselves alone.
+Only a number that the test expects as a decimal has a tolerance. The tolerance is a millionth of
+the larger of the two numbers, and at least 1e-9. Infinity and NaN are equal only to themselves.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from gdpo_verl.sandbox.child import KINDS, decode, encode
 
 
 def same_text(result: str, expected: str) -> bool:
-    """Compare line by line, whatever the white space.
+    """Return whether two texts are equal line by line, apart from white space.
 
-    A number that `expected` writes with a point or an exponent has the tolerance.
+    A number that has a point or an exponent in `expected` is compared with the tolerance.
     """
     result, expected = result.strip(), expected.strip()
-    if result.count("\n") != expected.count("\n"):  # before a list of a million lines is made
+    # The lines are counted first, so that no list of a million lines is created.
+    if result.count("\n") != expected.count("\n"):
         return False
     return all(map(_same_line, result.split("\n"), expected.split("\n")))
 
@@ -32,17 +33,19 @@ def same_text(result: str, expected: str) -> bool:
 def _same_line(result: str, expected: str) -> bool:
     if result == expected:
         return True
-    b = expected.split()
-    a = result.split(None, len(b))  # no more of a line that may be megabytes long
-    return len(a) == len(b) and all(map(_same_word, a, b))
+    wanted_words = expected.split()
+    # A line may be megabytes long, so it is split into only a few words.
+    words = result.split(None, len(wanted_words))
+    return len(words) == len(wanted_words) and all(map(_same_word, words, wanted_words))
 
 
 def _same_word(result: str, expected: str) -> bool:
     if result == expected or "_" in result or not any(mark in expected for mark in ".eE"):
-        return result == expected  # float() reads 1_0 as 10
+        return result == expected  # float() would read 1_0 as 10
     try:
         number = float(expected)
-        # Digits too large for a float may be another number's. The word for infinity is none's.
+        # Numbers that are too large for a float all become infinity, but may differ. Only a word
+        # for infinity, without digits, equals infinity.
         if math.isinf(number) and any(map(str.isdigit, result)):
             return False
         return _close(float(result), number)
@@ -51,9 +54,10 @@ def _same_word(result: str, expected: str) -> bool:
 
 
 def same_lines(result: str, expected: str) -> bool:
-    """Compare as verl does: lines as texts, or all of them as numbers by numpy.allclose.
+    """Compare like verl: lines as texts, or all lines as numbers with numpy.allclose.
 
-    White space around the whole and around what was printed does not count, nor do empty lines.
+    White space around the text and around printed lines does not count. Empty lines do not count
+    either.
     """
     lines = result.splitlines()
     texts = "\n".join(lines), "\n".join(map(str.strip, lines))
@@ -65,7 +69,10 @@ def same_lines(result: str, expected: str) -> bool:
 
 
 def _all_close(result: list[str], expected: list[str]) -> bool:
-    """Compare as numpy.allclose does, but not integers without a sign, which are exact."""
+    """Compare numbers with numpy.allclose. Integers without a sign must be equal, so this is False.
+
+    Equal integers have already been found equal as texts.
+    """
     if len(result) != len(expected) or all(map(str.isdigit, result + expected)):
         return False
     try:
@@ -75,12 +82,15 @@ def _all_close(result: list[str], expected: list[str]) -> bool:
 
 
 def same_value(text: str, expected: Any) -> bool:
-    """Return whether a call's value is the one expected, as JSON.
+    """Return whether the value of a call is the expected value.
 
     Args:
-      text: JSON of `gdpo_verl.sandbox.child.encode`, from a program and thus anything: raises
-        ValueError, TypeError, LookupError or RecursionError where it is none.
-      expected: a JSON value; a list of one may stand for what it holds, as in some data sets.
+      text: the value as JSON of `gdpo_verl.sandbox.child.encode`. It comes from a program, so it
+        may be any text.
+      expected: a JSON value. A list with one entry may also mean this entry, as in some data sets.
+
+    Raises:
+      ValueError, TypeError, LookupError, RecursionError: the text is not such JSON.
     """
     if _size(text) > _size(json.dumps(encode(expected))):
         return False
@@ -90,12 +100,20 @@ def same_value(text: str, expected: Any) -> bool:
 
 
 def _size(text: str) -> int:
-    """Count what equal values have equally many of: reading many more takes long."""
+    """Count the brackets and commas of a JSON text.
+
+    Equal values have equally many of them. A text with more is not parsed, because parsing could
+    take long.
+    """
     return text.count("[") + text.count(",")
 
 
 def _with_text_keys(items: list[Any]) -> dict[str, Any]:
-    """A dict as JSON has it: nobody can foresee a text's hash, so none is slow on purpose."""
+    """Return a dict with text keys, as in JSON.
+
+    A program could choose numbers with equal hashes as keys, and make the dict slow. It cannot
+    foresee the hash of a text.
+    """
     return {key if isinstance(key, str) else json.dumps(key): value for key, value in items}
 
 
@@ -117,6 +135,6 @@ def _same(result: Any, expected: Any) -> bool:
 def _close(result: float, expected: float) -> bool:
     try:
         close = math.isclose(result, expected, rel_tol=1 / 1_000_000, abs_tol=1e-9)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # the integer is too large for a float
         return False
     return close or (result != result and expected != expected)

@@ -1,6 +1,7 @@
-"""Read what a code reward is given: the program of an answer, and the tests of a row.
+"""Read the program of a response, and the tests of a row.
 
-The response comes from an adversary, the policy itself: reading it takes linear time.
+The policy writes the response, and may learn to exploit a slow reader. Therefore reading takes
+linear time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gdpo_verl.rewards.code_defines import defines
 from gdpo_verl.rewards.thought import assistant_text
 from gdpo_verl.sandbox.child import encode
 
-# In quotes or a code span the tag is talked about.
+# A closing tag in quotes or in a code span is only mentioned, and does not end the thought.
 _END_OF_THOUGHT = re.compile(r"""(?<!["'`])</think>(?!["'`])""")
 _THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _LIST_MARKS = " \t-+*.)0123456789"
@@ -39,33 +40,38 @@ PUBLISHED_SETUP = (
     + "".join(f"import {module}\n" for module in PUBLISHED_IMPORTS[:-2])
     + "sys.setrecursionlimit(600_000)\n"
 )
-"""Run ahead of every program by verl's code rewards (verl/utils/reward_score/prime_code)."""
+"""The code that verl's rewards run before every program (verl/utils/reward_score/prime_code)."""
 
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of an answer."""
+    """The tests of a row."""
 
     kind: str  # 'script' (standard input and output), 'call' or 'assert'
-    inputs: list[Any]  # a text, a list of arguments, or the source of a test
-    outputs: list[Any] = field(default_factory=list)  # a text or a JSON value; none for 'assert'
-    name: str = ""  # the function to call
-    setup: str = ""  # runs before the program, such as the imports of a prompt
+    inputs: list[Any]  # for each test a text, a list of arguments, or the source of the test
+    # For each test a text or a JSON value; empty for 'assert'.
+    outputs: list[Any] = field(default_factory=list)
+    name: str = ""  # the name of the function that the tests call
+    setup: str = ""  # code that runs before the program, such as the imports of a prompt
 
 
 def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
-    """Return the program of a response: its last block with Python's label, or without a label.
+    """Return the program of a response.
 
-    If the tests call a function, it is the last of these blocks that defines the function, if one
-    does: models show in a further block how it is used, or only its head. Without a block the
-    result is ''. The thought is left out. It reaches to the last `</think>` that is not in quotes.
-    A `<think>` at the beginning of a line after that has no end, and there is no program.
+    The program is the last fenced block with a label for Python. If there is none, it is the last
+    block without a label. If the tests call a function, blocks that define the function come first,
+    because a model may show in a further block how to use the function, or only its signature.
+    Without a block, the result is empty.
+
+    Blocks in the thought do not count. The thought ends at the last `</think>` that is not in
+    quotes. A `<think>` at the beginning of a later line is a thought without an end, and the result
+    is empty.
 
     Args:
       text: the assistant's turn.
-      name: the function that the tests call; empty for a script.
-      strict: False to read as verl's code rewards do: from the last "```python" to the next
-        fence, and without one, the text up to any fence.
+      name: the name of the function that the tests call; empty for a script.
+      strict: False to read like verl's code rewards. They read from the last "```python" to the
+        next fence. Without such a label they read the text up to any fence.
 
     >>> find_code("First:\\n```python\\nprint(1)\\n```\\nBetter:\\n```python\\nprint(2)\\n```\\n")
     'print(2)'
@@ -85,12 +91,15 @@ def find_code(text: str, name: str = "", *, strict: bool = True) -> str:
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """The label and the source of each fenced block of a text, but not of empty ones.
+    """Return the label and the source of each fenced block of a text, without empty blocks.
 
-    A fence opens a block at the beginning of a line or a list's item. After other text, which
-    may talk about fences, it does so if its label is Python's or the text ends in `:` or `>`. The
-    block reaches to a line that begins with a fence as long, no label, and at most three spaces
-    more. Without one it reaches to any fence in it, to `</answer>` or to the text's end.
+    A fence opens a block if it is at the beginning of a line or of a list item. After other text,
+    a fence may be only mentioned. It then opens a block only if its label is one for Python, or if
+    the text before it ends in `:` or `>`.
+
+    The block ends at a line that begins with a fence of at least the same length and without a
+    label. This fence may be indented by at most three spaces more than the opening one. Without
+    such a line, the block ends at any fence in it, at `</answer>`, or at the end of the text.
     """
     blocks = []
     lines = iter(text.split("\n"))
@@ -102,14 +111,15 @@ def _blocks(text: str) -> list[tuple[str, str]]:
         label = opening[2].strip()
         if not before or _PYTHON.fullmatch(label) or before.endswith((":", ">")):
             source = _up_to_fence(lines, opening[1], opening.start())
-            source = textwrap.dedent(source.lstrip("\ufeff"))  # a byte order mark is no program
+            # A byte order mark is not part of the program.
+            source = textwrap.dedent(source.lstrip("\ufeff"))
             if source.strip():
                 blocks.append((label, source))
     return blocks
 
 
 def _up_to_fence(lines: Iterator[str], fence: str, margin: int) -> str:
-    """Take the lines of a block and the fence that closes it; return the source."""
+    """Consume the lines of a block and its closing fence, and return the source."""
     block: list[str] = []
     for line in lines:
         closing = _CLOSING.match(line)
@@ -121,21 +131,24 @@ def _up_to_fence(lines: Iterator[str], fence: str, margin: int) -> str:
 
 
 def parse_ground_truth(ground_truth: str | dict[str, Any]) -> Tests:
-    """Read a row's tests, at data preparation, where malformed ones are an error.
+    """Read the tests of a row.
 
-    A JSON object, as text or parsed, of one of these forms:
+    The ground truth is a JSON object, as text or parsed, in one of these layouts:
 
-    * `{"inputs": [...], "outputs": [...]}`: standard input and output, texts or lists of lines.
-    * the same with `"fn_name"`: the arguments as a list with the value as JSON, or both as
-      text: the arguments as JSON, one a line, the value as JSON.
-    * `{"entry_point", "test", "prompt"}`: `test` is a source text, or a list of them, each one
-      test; it defines `check(candidate)` or has asserts. `prompt`, optional, runs first.
+    * `{"inputs": [...], "outputs": [...]}`: standard input and standard output. Each entry is a
+      text or a list of lines.
+    * The same with `"fn_name"`: the arguments of a call, and its value. The arguments are a list,
+      and the value is a JSON value. Or both are texts: the arguments as JSON, one in each line, and
+      the value as JSON.
+    * `{"entry_point", "test", "prompt"}`: `test` is a source text or a list of source texts. Each
+      of them is one test, which defines `check(candidate)` or has asserts. The optional `prompt`
+      runs first.
 
-    Raises ValueError where it is none of these, or has no test.
+    Raises ValueError if the object has none of these layouts, or no test.
     """
     try:
         return _parse(ground_truth)
-    # MemoryError and RecursionError: of Python's own parser, and of what is nested too deep.
+    # Python's own parser raises MemoryError or RecursionError for a deeply nested text.
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         shown = reprlib.repr(ground_truth)
         why = str(error) or "nested too deep"
@@ -174,7 +187,7 @@ def _parse(truth: Any) -> Tests:
 
 
 def _loads(text: Any) -> Any:
-    # int() itself takes no more than 4,300 digits.
+    """Parse JSON, also with integers of more than 4,300 digits, which int() rejects."""
     return json.loads(text, parse_int=lambda digits: int(Decimal(digits)))
 
 
@@ -192,5 +205,6 @@ def _as_call(arguments: Any, value: Any) -> tuple[list[Any], Any]:
         value = _loads(value)
     if not isinstance(arguments, list):
         raise ValueError(f"expected a list of arguments, found {arguments!a:.200}")
-    json.dumps(encode([arguments, value]))  # as it will be sent, at no greater depth
+    # The data will be sent to the sandbox in this way, which fails if it is nested too deeply.
+    json.dumps(encode([arguments, value]))
     return arguments, value

@@ -1,9 +1,11 @@
 """Let other processes answer questions, each within a deadline.
 
-A computation that hangs inside C code cannot be stopped by a thread or a signal handler, so it runs
-in a process that can be killed. Workers are plain interpreters: multiprocessing, and pools that use
-it, run the main module again in each worker (a user's script without a guard, or Ray's own), and
-the pool of pebble 5.2 does not work any more after a waiting worker was killed.
+A thread or a signal handler cannot stop a computation that hangs inside C code. Therefore it runs
+in another process, which can be killed.
+
+The workers are plain interpreters, because the alternatives have faults. multiprocessing, and pools
+that use it, run the main module again in each worker; this may be a user's script without a guard,
+or Ray's own script. The pool of pebble 5.2 no longer works after a waiting worker was killed.
 
     parent: `DeadlinePool(module).ask(question, deadline)`
     worker: `python -m module`, which calls `serve_questions(answer)`
@@ -26,24 +28,24 @@ from gdpo_verl.rewards.parse_error import ParseError
 from gdpo_verl.sandbox.child import lower_limit
 from gdpo_verl.sandbox.child_process import ChildProcess
 
-# The most processes of a module in each process that computes rewards; at least two, so that one
-# can work while the other one hangs until its deadline.
+# The largest number of workers of a module, in each process that computes rewards. It is at least
+# two, so that one worker can work while another one hangs until its deadline.
 WORKERS = max(2, min(4, os.cpu_count() or 1))
-START_SECONDS = 120.0  # for the imports of a worker, on a busy machine
-MEMORY_BYTES = 2**30  # the address space of a worker
+START_SECONDS = 120.0  # the time for the imports of a worker, also on a busy machine
+MEMORY_BYTES = 2**30  # the limit of a worker's address space
 
 
 class DeadlinePool:
-    """Worker processes that answer one question at a time. Any thread may ask.
+    """A pool of worker processes, each of which answers one question at a time.
 
-    A worker is started when no worker is free, and stays. A worker that was killed is replaced.
-    Workers end with their parent: a waiting worker at once, a working one at most a second after
-    the deadline.
+    Any thread may ask. A worker is started if no worker is free, and is then kept. A worker that
+    was killed is replaced. Workers end when their parent ends: a waiting worker ends at once, and a
+    working one ends at most a second after the deadline.
 
     Args:
-      module: the module to run with `python -m`; it calls `serve_questions`.
-      size: the largest number of workers. Waiting for a free one does not count against the
-        deadline.
+      module: the module to run with `python -m`. It must call `serve_questions`.
+      size: the largest number of workers. The time in which a question waits for a free worker does
+        not count as part of its deadline.
     """
 
     def __init__(self, module: str, size: int = WORKERS) -> None:
@@ -53,8 +55,8 @@ class DeadlinePool:
         os.register_at_fork(after_in_child=self._start_afresh)
 
     def _start_afresh(self) -> None:
-        # One entry per worker, None before it is started. The worker that was used last comes
-        # first, so that workers are started only when they are needed.
+        # The queue has an entry for each worker, which is None before the worker is started. It
+        # returns the worker that was used last, so that workers are started only if needed.
         self._places: LifoQueue[ChildProcess | None] = LifoQueue()
         for _ in range(self.size):
             self._places.put(None)
@@ -64,16 +66,18 @@ class DeadlinePool:
 
         Args:
           question: any value that JSON can represent.
-          deadline: in seconds, after a started worker got the question.
+          deadline: the time in seconds from when a worker gets the question.
 
         Raises:
-          TimeoutError: there was no answer within the deadline; the worker was killed.
+          TimeoutError: there was no answer within the deadline. The worker was killed.
           EOFError: two workers crashed while they worked on the question.
           RuntimeError: no worker can be started.
         """
         try:
             return self._ask_once(question, deadline)
-        except EOFError:  # because of the question, or something killed it just before
+        except EOFError:
+            # The question may have crashed the worker, or the worker was killed for another reason.
+            # A second worker shows which.
             return self._ask_once(question, deadline)
 
     def _ask_once(self, question: Any, deadline: float) -> Any:
@@ -94,9 +98,10 @@ _pool = cache(DeadlinePool)
 
 
 def ask(module: str, question: Any, deadline: float) -> tuple[Any, ParseError]:
-    """Return the answer of a module's worker, or None and the reason if there was none in time.
+    """Return the answer of a module's worker, and a `ParseError`.
 
-    The arguments are those of `DeadlinePool`.
+    If there was no answer in time, the answer is None, and the `ParseError` is the reason. The
+    arguments are those of `DeadlinePool`.
     """
     try:
         return _pool(module).ask(question, deadline), ParseError.NONE
@@ -107,6 +112,7 @@ def ask(module: str, question: Any, deadline: float) -> tuple[Any, ParseError]:
 
 
 def _started(module: str) -> ChildProcess:
+    """Start a worker, and wait until it has imported its modules."""
     worker = ChildProcess([sys.executable, "-m", module])
     try:
         worker.ask("hello", time.monotonic() + START_SECONDS)
@@ -120,20 +126,22 @@ def _started(module: str) -> ChildProcess:
 
 
 def serve_questions(answer: Callable[[Any], Any], *, memory: int = MEMORY_BYTES) -> None:
-    """Answer the parent's questions until there are no more; crash where `answer` raises.
+    """Answer the questions of the parent until there are no more.
 
     The module of a worker calls this function. Questions and answers are values that JSON can
     represent.
 
     Args:
-      memory: the address space that the worker may use, in bytes.
+      answer: a function that answers a question. If it raises an exception, the worker crashes.
+      memory: the limit of the worker's address space, in bytes.
     """
     lower_limit(resource.RLIMIT_AS, memory)
-    # By default the alarm kills the process, also inside C code and without a parent.
+    # With the default handler, the alarm kills this process, even if it is inside C code or its
+    # parent has ended.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     parent = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # texts that libraries print must not be taken for answers
     print(sys.stdin.readline().rstrip(), file=parent, flush=True)  # the worker is ready
     for line in sys.stdin:
         question, deadline = json.loads(line)

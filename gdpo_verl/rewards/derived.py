@@ -1,6 +1,6 @@
-"""Rewards relative to the group: a response's length, and its rank in a component.
+"""Rewards that compare a response with its group: by its length, or by its rank in a component.
 
-Use them as `algorithm.gdpo.derived`, for rewards that need the other responses of the group.
+Use them in `algorithm.gdpo.derived`, for rewards that need the other responses of the group.
 Assumes: several responses to a prompt.
 """
 
@@ -23,19 +23,23 @@ def relative_length(
     outcome: str,
     at_least: float = 1.0,
 ) -> list[float | None]:
-    """Compare each response's length with the other responses that pass an outcome.
+    """Compare the length of each response with the other responses that pass.
 
-    (longest - length) / (longest - shortest): 1 for the shortest, 0 for the longest, 1 where all
-    have the same length. The result is None for a response that does not pass, and for all
-    responses where fewer than two pass.
+    A response passes if its outcome reaches a threshold. Its reward is
+
+    (longest - length) / (longest - shortest)
+
+    over the responses that pass: 1 for the shortest, and 0 for the longest. If all of them have the
+    same length, it is 1. The result is None for a response that does not pass. It is None for all
+    responses if fewer than two pass.
 
     Args:
-      rewards: what the reward function returned for each response of one group.
-      lengths: in tokens.
+      rewards: the dict that the reward function returned for each response of one group.
+      lengths: the length of each response in tokens.
       outcome: the component that says whether a response passes.
-      at_least: the smallest value that passes, compared as in a condition (`reaches`).
+      at_least: the lowest value that passes, compared as in a condition (`reaches`).
 
-    >>> right = [{"correctness": each} for each in (1, 1, 0, 1)]
+    >>> right = [{"correctness": value} for value in (1, 1, 0, 1)]
     >>> relative_length(right, [10, 30, 5, 15], outcome="correctness")
     [1.0, 0.0, None, 0.75]
     """
@@ -54,15 +58,16 @@ def rank(
 ) -> list[float | None]:
     """Rank each response within its group by a component, from 0 to 1.
 
-    The rank is the share of the other scored responses with a lower value; an equal value counts
-    half. It is None where the component is not scored, or where no other response is scored.
+    The rank is the share of the other scored responses with a lower value. A response with an equal
+    value counts half. The rank is None if the component is not scored, or if no other response is
+    scored.
 
     Args:
-      rewards: what the reward function returned for each response of one group.
+      rewards: the dict that the reward function returned for each response of one group.
       lengths: ignored.
-      of: the component.
+      of: the name of the component.
 
-    >>> rank([{"quality": each} for each in (0.2, 0.9, 0.2, None)], [1] * 4, of="quality")
+    >>> rank([{"quality": value} for value in (0.2, 0.9, 0.2, None)], [1] * 4, of="quality")
     [0.25, 1.0, 0.25, None]
     """
     values = _values(rewards, of)
@@ -78,7 +83,10 @@ def rank(
 
 
 def _values(rewards: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    """Return the values of a component, shape (B,), NaN where not scored; lists are summed."""
+    """Return the values of a component: shape (B,), NaN where not scored.
+
+    The value of a component by turn is the sum of its list.
+    """
     values = [_value(info, name) for info in rewards]
     return torch.tensor(values, dtype=torch.float64)
 

@@ -1,8 +1,8 @@
-"""IFEval's published checkers (package if-verifiable), and the worker that asks them.
+"""IFEval's published checkers (package if-verifiable), and the worker that calls them.
 
-A constraint's arguments are texts and numbers, never patterns. Checkers that take quadratic time
-on some texts have a linear one here; for what else may hang, `instructions` asks them in a process
-with a deadline.
+The arguments of a constraint are texts and numbers, never regular expressions. Some checkers take
+quadratic time on some texts, and are replaced here by checkers that take linear time. Other
+checkers may hang, too, so `instructions` calls them in a process with a deadline.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from gdpo_verl.rewards.deadline import serve_questions
 REQUIREMENTS = ("if-verifiable==0.1.2", "wordllama==0.4.0.post1")
 INSTALL = f"pip install {' '.join(REQUIREMENTS)}"
 
-_FEWEST_LETTERS = 20  # of fewer, only the script is read
-# The scripts, by their names in Unicode, of langdetect's languages that are not written in Latin.
+# With fewer letters than this, the language is recognised only by its script.
+_FEWEST_LETTERS = 20
+# The scripts of langdetect's languages that are not written in Latin letters, by their names in
+# Unicode.
 _SCRIPTS = """
 ARABIC ar fa ur
 BENGALI bn
@@ -40,22 +42,26 @@ TAMIL ta
 TELUGU te
 THAI th
 """
-# Address space of the worker: what NLTK imports takes 1.5 GB of it, most of it never touched.
+# The limit of the worker's address space. The modules that NLTK imports reserve 1.5 GB of it, and
+# use only a small part.
 _MEMORY_BYTES = 4 * 2**30
 _LISTS = ("keywords", "forbidden_words")
 _QUOTES = '"'
-# "don't", "well-known", "1,000", "3:30" and "p.m." are one word each.
+# Characters within a word: "don't", "well-known", "1,000", "3:30" and "p.m." are one word each.
 _WITHIN_WORDS = r"(?<=\w)['’-](?=\w)|(?<=\d)[.,:/–](?=\d)|(?<=\b\w)\.(?=\w\b)"
 
 
 def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None:
-    """Return whether a text follows a constraint; None where no checker can judge it.
+    """Return whether a text follows a constraint; None if no checker can judge the constraint.
 
-    Whether one can is the same for every text. A text without a word follows nothing.
+    Whether it can be judged does not depend on the text. A text without a word follows no
+    constraint.
 
     Args:
-      name: the id of IFEval's instruction, as in ``punctuation:no_comma``.
-      options: its arguments; None stands for one that it does not have, as in IFEval's rows.
+      name: the id of IFEval's instruction, such as ``punctuation:no_comma``.
+      options: the arguments of the instruction. As in IFEval's rows, None means that the
+        instruction does not have this argument.
+      text: the text.
     """
     if name not in registry():
         return None
@@ -78,23 +84,25 @@ def is_followed(name: str, options: Mapping[str, Any], text: str) -> bool | None
             followed = _OWN[name](options, text)
         else:
             followed = bool(checker.check_following(text))
-        return followed and _has_word(text)  # signs alone are no text
-    except RecursionError:  # brackets without an end, where JSON is asked for
+        return followed and _has_word(text)  # signs alone are not a text
+    except RecursionError:  # JSON was asked for, and the text has endless opening brackets
         return False
-    except (TypeError, ValueError, AttributeError, LookupError):  # bad arguments, no data of NLTK's
+    except (TypeError, ValueError, AttributeError, LookupError):
+        # The arguments are wrong, or NLTK's data is not installed.
         return None
 
 
 @cache
 def registry() -> dict[str, Any]:
-    """IFEval's checkers by the id of their instruction."""
-    # It draws; the same text is to get the same verdict.
+    """Return IFEval's checkers by the id of their instruction."""
+    # langdetect draws random numbers. With a fixed seed, the same text always gets the same
+    # verdict.
     import_package("langdetect").DetectorFactory.seed = 0
     return dict(import_package("if_verifiable.ifeval.instructions_registry").INSTRUCTION_DICT)
 
 
 def import_package(name: str) -> Any:
-    """A module of the packages that the rewards of instructions need."""
+    """Import a module of the packages that the rewards for instructions need."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -105,13 +113,16 @@ def import_package(name: str) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """A text without what no reader sees: other ends of lines, runs of empty lines, half signs."""
+    """Normalise differences that no reader sees.
+
+    These are line ends of other systems, runs of empty lines, and halves of surrogate pairs.
+    """
     text = text.encode(errors="replace").decode().replace("\r\n", "\n").strip()
     return re.sub(r"\n\s+\n", "\n\n", text)
 
 
 def reads_as(language: str, text: str) -> bool:
-    """Return whether a text may be in a language, by its code in langdetect."""
+    """Return whether a text may be in a language, which is given by its code in langdetect."""
     langdetect = import_package("langdetect")
     letters = [letter for letter in text if letter.isalpha()]
     if len(letters) < _FEWEST_LETTERS:
@@ -120,14 +131,18 @@ def reads_as(language: str, text: str) -> bool:
         fitting = [name for name in names if name in scripts[0].split()]
         return 2 * len(fitting) >= len(letters)
     try:
-        # Of a few words the likeliest language is often another one than theirs.
+        # Any of the guesses is accepted, because for a few words the likeliest guess is often
+        # wrong.
         return any(guess.lang == language for guess in langdetect.detect_langs(text))
-    except langdetect.LangDetectException:  # addresses alone
+    except langdetect.LangDetectException:  # the text has only addresses
         return True
 
 
 def _literal(key: str, value: Any) -> Any:
-    """An argument as the checker takes it; raises ValueError where the checker would draw one."""
+    """Return an argument as the checker expects it.
+
+    Raises ValueError for an argument that the checker would replace by a random one.
+    """
     texts = value if isinstance(value, list) else [value]
     fits = bool(texts) and isinstance(value, list) == (key in _LISTS)
     for text in texts:
@@ -139,30 +154,30 @@ def _literal(key: str, value: Any) -> Any:
         fits = fits and len(value) == 1 and value in ascii_letters
     if not fits:
         raise ValueError(f"{key}: expected another value, found {value!r}")
-    # These are parts of a pattern.
+    # The checker uses these texts as parts of regular expressions.
     if key in _LISTS:
         return list(map(re.escape, value))
     if key == "keyword":
         return re.escape(value.strip())
     if key == "prompt_to_repeat":
         return plain_text(value)
-    if key == "end_phrase":  # the checker takes quotation marks off the text's end
+    if key == "end_phrase":  # the checker removes quotation marks from the end of the text
         return value.strip().strip(_QUOTES)
-    if key == "first_word":  # up to its punctuation, as the checker reads the text's
+    if key == "first_word":  # the checker reads the first word of the text up to its punctuation
         return re.split("[.,?!'\"]", value.strip().lstrip("'\""))[0]
     return value
 
 
 def _has_postscript(options: Mapping[str, Any], text: str) -> bool:
-    # "P. S." is "P.S.".
+    # "P. S." is accepted for "P.S.".
     pattern = re.escape(options["postscript_marker"].strip()).replace(r"\.", r"\.\s?")
-    # PS: is not in tips:
+    # "PS:" must not be found in "tips:".
     return re.search(rf"(?<!\w){pattern}\W*\w", text, re.IGNORECASE) is not None
 
 
 def _has_sections(options: Mapping[str, Any], text: str) -> bool:
-    # RLVR-IFeval's "Section: X", where X may be anything; or "Section 1", which may be mentioned
-    # again. As many as were asked for.
+    # A section begins with "Section: X" as in RLVR-IFeval, where X may be any text, or with
+    # "Section 1". A numbered section may be mentioned again, and counts once.
     marker = options["section_spliter"].strip()
     number = "" if marker.endswith(":") else r"\s?(\d+)"
     heads = re.findall(rf"(?<!\w){re.escape(marker)}{number}", text)
@@ -171,7 +186,7 @@ def _has_sections(options: Mapping[str, Any], text: str) -> bool:
 
 
 def _has_paragraphs(options: Mapping[str, Any], text: str) -> bool:
-    # Between them stands *** or a line * * *; ***bold*** is no divider.
+    # A divider is *** or a line * * *. ***bold*** is not a divider.
     dividers = r"(?m)(?<![\w*])\*\*\*(?!\S)|^[^\S\n]*\* \* \*[^\S\n]*$"
     paragraphs = re.split(dividers, text)
     return bool(sum(map(_has_word, paragraphs)) == options["num_paragraphs"])
@@ -181,8 +196,9 @@ def _has_word(text: str) -> bool:
     return re.search(r"\w", text) is not None
 
 
-# In place of checkers that know words in capitals worse, see parts of words, or take quadratic time
-# on repeats of one sign and are pleased by signs without a word.
+# Replacements of IFEval's checkers that have one of these faults: they recognise words in capital
+# letters less well, match parts of words, take quadratic time on a repeated sign, or accept signs
+# without a word.
 _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
     "change_case:english_capital": lambda _, text: text.isupper() and reads_as("en", text.lower()),
     "change_case:english_lowercase": lambda _, text: text.islower() and reads_as("en", text),
@@ -203,7 +219,10 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], str], bool]] = {
 
 
 def verdicts(question: tuple[list[str], list[dict[str, Any]], str]) -> list[bool | None]:
-    """The verdict on each constraint: names, options, and the text."""
+    """Return whether each constraint is followed.
+
+    The question has the names of the constraints, their arguments, and the text.
+    """
     names, options, text = question
     judged = []
     for name, arguments in zip(names, options, strict=True):
@@ -212,7 +231,8 @@ def verdicts(question: tuple[list[str], list[dict[str, Any]], str]) -> list[bool
 
 
 if __name__ == "__main__":
-    # Imports and languages, before the first deadline runs.
+    # These calls load imports and languages, so that they do not count as part of the first
+    # deadline.
     registry()
     reads_as("en", "the first text takes longest, for its languages are read")
     serve_questions(verdicts, memory=_MEMORY_BYTES)

@@ -1,12 +1,13 @@
-"""Rewards for instructions: one for each kind of constraint, a learned one, and its guard.
+"""Rewards for instructions: one for each kind of constraint, a learned reward, and its guard.
 
-Use them where a text has to keep to what was asked for.
+Use them where a text has to follow instructions.
 Assumes: the ground truth lists the constraints by IFEval's names; English.
 
-A prompt asks for a text about a topic under a few constraints of IFEval
-(https://arxiv.org/abs/2311.07911), whose published checkers judge them (package if-verifiable). A
-component is a kind of constraint, *not scored* where the prompt has none of that kind. `relevance`
-is learned, and `own_words` is its guard (`rewards.own_words`).
+A prompt asks for a text about a topic with a few constraints of IFEval
+(https://arxiv.org/abs/2311.07911). IFEval's published checkers (package if-verifiable) judge
+whether the text follows them. Each kind of constraint is a component, which is *not scored* if the
+prompt has no constraint of this kind. `relevance` is a learned reward. `own_words` is its guard: it
+is 0 for texts that only repeat the topic (`rewards.own_words`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
 __all__ = ["KINDS", "compute_score", "is_followed", "parse_ground_truth", "registry"]
 
-DEADLINE = 5.0  # seconds for all constraints of one text; common ones take milliseconds
-# The first part of an instruction's id, and its component.
+DEADLINE = 5.0  # seconds for all constraints of one text; most texts take milliseconds
+# The first part of an instruction's id, and the name of its component.
 KINDS = {
     "length_constraints": "length",
     "change_case": "case",
@@ -61,15 +62,21 @@ def compute_score(
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
-      solution_str: the assistant's turn; a thought in it is not judged.
-      ground_truth: JSON with topic, instruction_id_list and kwargs, the last two as IFEval's.
+      solution_str: the assistant's turn. A thought in it is not judged.
+      ground_truth: JSON with topic, instruction_id_list and kwargs. The last two are as in IFEval.
 
     Returns:
-      for each kind the share of its constraints that are followed, None where there is none;
-      relevance, the cosine to the topic, at least 0; own_words, 1 for a text that says something in
-      addition to the words that name the topic (`has_own_words`), else 0; score, the sum of these;
-      unchecked, the constraints that no checker knows or that lacks its data;
-      parse_error. An empty text gets 0 for all.
+      A dict with these keys. An empty text gets 0 for all rewards.
+
+      - each kind of constraint: the share of its constraints that are followed; None if there are
+        none.
+      - relevance: the cosine similarity to the topic, at least 0.
+      - own_words: 1 if the text says something in addition to the words that name the topic
+        (`has_own_words`), else 0.
+      - score: the sum of these rewards.
+      - unchecked: the number of constraints that could not be judged, because no checker knows
+        them, or because a checker lacks its data.
+      - parse_error: a `ParseError`.
     """
     rewards: dict[str, float | None] = dict.fromkeys(KINDS.values())
     rewards |= {"relevance": 0.0, "own_words": 0.0}
@@ -89,8 +96,8 @@ def compute_score(
     rewards |= {kind: fmean(verdicts) for kind, verdicts in by_kind.items()}
     if text:
         english = "language:response_language" not in wanted["instruction_id_list"]
-        own = has_own_words(wanted["topic"], text, english=english)
-        rewards |= {"relevance": relevance(wanted["topic"], text), "own_words": float(own)}
+        says_more = has_own_words(wanted["topic"], text, english=english)
+        rewards |= {"relevance": relevance(wanted["topic"], text), "own_words": float(says_more)}
     return with_score(rewards, error or late) | {"unchecked": followed.count(None)}
 
 
@@ -102,11 +109,11 @@ def compute_rubric(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Compute the rewards of `compute_score` as a rubric, whose criteria differ by prompt.
+    """Compute the rewards of `compute_score` as a rubric, with different criteria for each prompt.
 
     Returns:
-      rubric, which maps each kind of constraint of the prompt, and `own_words`, to its reward;
-      relevance, unchecked and parse_error as `compute_score`.
+      A dict with rubric, which maps each kind of constraint of the prompt, and `own_words`, to its
+      reward. The keys relevance, unchecked and parse_error are as in `compute_score`.
     """
     rewards = compute_score(data_source, solution_str, ground_truth, extra_info)
     del rewards["score"]
@@ -116,7 +123,10 @@ def compute_rubric(
 
 
 def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
-    """The topic and the constraints of a row; raises ValueError for what is none."""
+    """Read the topic and the constraints of a row.
+
+    Raises ValueError if the ground truth is not valid.
+    """
     try:
         wanted = json.loads(ground_truth)
         constraints = zip(wanted["instruction_id_list"], wanted["kwargs"], strict=True)
@@ -134,12 +144,17 @@ def parse_ground_truth(ground_truth: str) -> dict[str, Any]:
 
 
 def _followed(wanted: dict[str, Any], text: str) -> tuple[list[bool | None], ParseError]:
-    """The verdict on each constraint of a row; none is followed where no verdict comes in time."""
-    registry()  # says how to install the packages
+    """Return whether each constraint of a row is followed, and a `ParseError`.
+
+    A constraint that cannot be judged is None. If there is no result in time, no constraint counts
+    as followed.
+    """
+    registry()  # this raises an error that says how to install missing packages
     constraints = wanted["instruction_id_list"], wanted["kwargs"]
     judged, error = ask("gdpo_verl.rewards.instruction_checkers", (*constraints, text), DEADLINE)
     if error:
-        # Which of them can be judged is the same for every text.
+        # Whether a constraint can be judged does not depend on the text, so any short text shows
+        # it.
         of_any_text = verdicts((*constraints, "A text."))
         judged = [None if verdict is None else False for verdict in of_any_text]
     return judged, error

@@ -1,19 +1,22 @@
 """A judge: a language model that rates each response, as a reward component from 0 to 1.
 
-Use it for a quality that no rule can check, with a gate or a condition on a rule.
+Use it for a quality that no rule can check, with a gate or a condition on a component that rules
+compute.
 Assumes: the judge's noise is small, because GDPO scales it up with the judge's signal.
 
 The judge is asked through the chat completions of an OpenAI-compatible server, such as vLLM. The
-request asks for structured output: a JSON object that contains one word of the scale. The component
-is the expected value of the reply. With the value v(w) from 0 to 1 of each word w of the scale, and
-its probability p(w) as the first token of the rating, it is
+request asks for structured output: a JSON object with one word of the scale. The component is the
+expected value of this word:
 
     r = sum_w p(w) v(w) / sum_w p(w)
 
-(https://arxiv.org/abs/2303.16634). Without such probabilities it is v of the word that the text
-gives (`judge_text`). A judge that fails has given no reward: the component is None, *not scored*.
+(https://arxiv.org/abs/2303.16634). Here v(w) is the value of the word w, from 0 to 1, and p(w) is
+the probability of this word as the first token of the rating. If the reply has no probabilities,
+the component is v of the word in the text (`judge_text`). If the judge fails, there is no reward,
+and the component is None (*not scored*).
 
-With a rubric the component is by criterion, and the reply holds a verdict for each (`rubric`).
+With a rubric the component is by criterion, and the reply has a verdict for each criterion
+(`rubric`).
 """
 
 from __future__ import annotations
@@ -40,52 +43,59 @@ from gdpo_verl.rewards.rubric import (
 )
 from gdpo_verl.rewards.thought import END_THINK
 
-BACKOFF = 1.0  # seconds before the first repeat; twice as long before each further one
+BACKOFF = 1.0  # seconds before the first repeat of a request; doubled before each further repeat
 _PLACE = re.compile(r"\{(\w+)\}")
-LARGEST_REPLY = 2**24  # bytes; thousands of tokens with their alternatives take half of it
-# A short reply, always the same; vLLM and OpenAI give at most 20 alternatives of a token.
+# The limit of a reply, in bytes. Thousands of tokens with their alternatives take half of it.
+LARGEST_REPLY = 2**24
+# The reply should be short and reproducible. vLLM and OpenAI return at most 20 alternatives of a
+# token.
 _REQUEST = {"temperature": 0, "max_tokens": 32, "logprobs": True, "top_logprobs": 20}
 _UNSTRUCTURED = (
     ". If the server takes no structured output, set request.response_format of the judge to null "
     "and let its question ask for a last line of the form 'Rating: 3'"
 )
-# What reading a reply of another shape raises.
+# The errors that reading a reply may raise if the reply has an unexpected structure.
 _ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def _encodable(text: str) -> str:
-    """The text with the halves of surrogate pairs, which no file or server takes, written out."""
+    """Replace halves of surrogate pairs by escapes, because they cannot be written or sent."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _some(graded: dict[str, Any]) -> dict[str, Any] | None:
-    """The verdicts; None where there is none."""
-    return graded if any(each["value"] is not None for each in graded.values()) else None
+    """Return the verdicts, or None if no criterion has one."""
+    return graded if any(entry["value"] is not None for entry in graded.values()) else None
 
 
 @dataclass(frozen=True)
 class Judge:
     """A judge: its settings and the client of its server."""
 
-    question: Any = None  # with {response}, and {prompt} and {ground_truth} as needed
+    # The text of the request, with {response}, and with {prompt} and {ground_truth} as needed.
+    question: Any = None
     scale: Any = None  # the words or numbers of a rating, the worst first
-    rubric: str | None = None  # the field of extra_info with the criteria of a row; no scale then
-    name: str = "judge"
-    # Of its server, up to /v1; None is the reward model that verl serves. May hold a password.
+    # The field of extra_info that has the criteria of a row. With a rubric there is no scale.
+    rubric: str | None = None
+    name: str = "judge"  # the name of the component
+    # The address of the server, up to /v1. None means the reward model that verl serves. The
+    # address may contain a password, so it is not printed.
     url: str | None = field(default=None, repr=False)
-    model: str | None = None  # its name there
-    requests: int = 64  # in flight at a time, from all reward workers together
+    model: str | None = None  # the name of the model on the server
+    requests: int = 64  # the number of requests at a time, from all reward workers together
     seconds: float = 60.0  # the deadline of a request
-    repeats: int = 2  # further requests if the server does not reply
-    most_failed: float = 0.1  # the largest share of a batch that may be without a value
-    request: Mapping[str, Any] = field(default_factory=dict)  # added to its body; null removes
+    repeats: int = 2  # the number of further requests if the server does not reply
+    most_failed: float = 0.1  # the largest share of a batch that may have no value
+    # Entries that are added to the body of a request. An entry with null removes a default entry.
+    request: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, node: Any, where: str = "judge") -> Judge:
-        """Read the settings at the key `where`.
+        """Read the settings of a judge from the section with the key `where`.
 
         Raises:
-          ValueError: names the key in full, what was found and what is expected.
+          ValueError: a setting is wrong. The error names the key in full, the value that was found
+            and the value that is expected.
         """
         keys = [setting.name for setting in fields(cls)]
         if not isinstance(node, Mapping):
@@ -93,7 +103,8 @@ class Judge:
         refuse_unknown(node, keys, where)
         judge = cls(**node)
         places = ["{response}"] if judge.rubric is None else ["{response}", "{criteria}"]
-        asks = isinstance(judge.question, str) and all(each in judge.question for each in places)
+        is_text = isinstance(judge.question, str)
+        asks = is_text and all(place in judge.question for place in places)
         if judge.rubric is not None and judge.scale is not None:
             raise ValueError(
                 f"{where}.scale: expected none where .rubric is set, found {judge.scale!r}. The "
@@ -133,9 +144,9 @@ class Judge:
 
     @cached_property
     def values(self) -> dict[str, float]:
-        """The value of each word of the scale, equally spaced; {} of what is no scale.
+        """The value of each word of the scale, equally spaced; {} if the scale is not valid.
 
-        YAML reads a yes or no without quotes as a boolean, which is no word.
+        YAML reads `yes` or `no` without quotes as a boolean, which is not a valid word.
         """
         scale = self.scale if isinstance(self.scale, list) else []
         words = [spelled(str(word)) for word in scale if type(word) in (str, int, float)]
@@ -145,16 +156,17 @@ class Judge:
         return {word: place / (len(words) - 1) for place, word in enumerate(words)}
 
     async def ask(self, criteria: Any = None, **texts: str) -> dict[str, Any]:
-        """Have a response judged.
+        """Ask the judge to rate a response.
 
         Args:
-          criteria: with a rubric, those of the row: ``[{"name", "criterion", "weight"}, …]``.
+          criteria: the criteria of the row, for a judge with a rubric:
+            ``[{"name", "criterion", "weight"}, …]``.
           texts: `prompt`, `response` and `ground_truth`.
 
         Returns:
-          Under the component's name its value, with a rubric that of each criterion, None where the
-          judge failed; under `<name>_said` the judge's text, None where none came; under
-          `<name>_error` why there is no value.
+          A dict with three keys. The name of the component has its value, or with a rubric the
+          value of each criterion; it is None if the judge failed. `<name>_said` has the text of the
+          judge, or None if there was no reply. `<name>_error` says why there is no value.
         """
         if self.rubric is not None:
             fault = criteria_fault(criteria)
@@ -167,7 +179,8 @@ class Judge:
         if self.rubric is not None:
             content["max_tokens"] = TOKENS_OF_VERDICT * (len(criteria) + 1)
             del content["logprobs"], content["top_logprobs"]
-        if "structured_outputs" not in self.request:  # vLLM's own form
+        # `structured_outputs` is vLLM's own key for the same purpose.
+        if "structured_outputs" not in self.request:
             content["response_format"] = self._response_format(criteria)
         content.update(self.request)
         body = {key: value for key, value in content.items() if value is not None}
@@ -179,10 +192,13 @@ class Judge:
             await asyncio.sleep(wait)
             wait = 2 * wait or BACKOFF
             try:
-                async with self._slots:  # the wait for one is not of the request's seconds
+                # The time in which a request waits for its turn does not count as part of its
+                # deadline.
+                async with self._slots:
                     status, reply = await asyncio.wait_for(self._post(body), self.seconds)
-            except Exception as failure:  # of any server, address or setting: it gave no value
-                # Its text may repeat the address with its password, or what the server sent.
+            except Exception as failure:  # whatever the error is, the response is not scored
+                # The text of the error is left out, because it may contain the password of the
+                # address, or data from the server.
                 reason = type(failure).__name__
                 error = f"no reply from {self._address} within {self.seconds} s: {reason}"
                 continue
@@ -212,7 +228,7 @@ class Judge:
         return {self.name: value, f"{self.name}_said": said, f"{self.name}_error": error}
 
     def _response_format(self, criteria: Any) -> dict[str, Any]:
-        """The structured output that is asked for, in the form of OpenAI, which vLLM takes, too."""
+        """Return the structured output that is asked for, in OpenAI's API, which vLLM supports."""
         schema = {
             "type": "object",
             "properties": {RATING: {"type": ["number", "string"], "enum": self.scale}},
@@ -226,14 +242,15 @@ class Judge:
 
     @property
     def _address(self) -> str:
-        """The server's address without a user, a password and a query, which may be secret."""
+        """The address of the server without user, password and query, which may be secret."""
         return str(self.url).rpartition("@")[2].partition("?")[0]
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        """The status and the content of a reply, of which no more is read than is allowed."""
+        """Return the status and the content of a reply, which is read only up to the limit."""
         content = bytearray()
         async with self._client.stream("POST", "chat/completions", json=body) as reply:
-            async for part in reply.aiter_raw():  # as it came: unpacked it may be of any size
+            # The raw bytes are read, because a compressed reply may unpack to any size.
+            async for part in reply.aiter_raw():
                 content += part
                 if len(content) > LARGEST_REPLY:
                     break
@@ -257,18 +274,21 @@ class Judge:
             headers=headers,
             limits=httpx.Limits(max_connections=None),
             timeout=None,
-            trust_env=url.startswith("https"),  # a proxy is for what lies outside the cluster
+            # A proxy in the environment is used only for https. A server within the cluster, which
+            # usually has http, is reached directly.
+            trust_env=url.startswith("https"),
         )
 
     def value_of(self, choice: Mapping[str, Any]) -> float | None:
-        """The value of a reply; None where it names no word of the scale.
+        """Return the value of a reply; None if it has no word of the scale.
 
-        The text says which word it is (`judge_text`). Where the rating's first token is that word,
-        too, and its probability is above 0, the value is the expected one. But 1 may be a
-        tokenizer's first piece of 10: its probability counts only if 10 is a token, too.
+        The text of the reply decides which word it is (`judge_text`). If the first token of the
+        rating is the same word, and its probability is above 0, the result is the expected value.
+        A token may be only the first part of a longer word, as 1 is of 10. Its probability is
+        therefore used only if all words that begin like this are tokens themselves.
 
         Args:
-          choice: the first of a chat completion's `choices`.
+          choice: the first entry of `choices` in a chat completion.
         """
         text = choice["message"]["content"] or ""
         values = self.values
@@ -282,14 +302,16 @@ class Judge:
         total = sum(shares.values())
         if shares.get(word, 0) > 0 and math.isfinite(total):
             return sum(share * values[other] for other, share in shares.items()) / total
-        # All that it said before it was cut off may be the beginning of another.
+        # If the reply was cut off, its word may be the beginning of a longer word.
         longer = any(other.startswith(word) and other != word for other in values)
         return None if cut and longer else values[word]
 
     def _shares(self, tokens: list[Any], word: str) -> dict[str, float]:
-        """The probability of each word of the scale as the token that is `word`; {} without one.
+        """Return the probability of each word of the scale in place of the token `word`.
 
-        That token comes after the thought and the last colon of the reply.
+        This is the token that is equal to `word`, after the thought and the last colon of the
+        reply. The result is empty if there is no such token, or if a token may be only a part of a
+        word.
         """
         alternatives: Any = []
         for token in tokens:

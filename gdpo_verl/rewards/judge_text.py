@@ -1,8 +1,8 @@
-"""Read a judge's reply: the word of the scale that it gives.
+"""Find the rating in the reply of a judge, which is one word of a scale.
 
-Three layouts give one: the JSON object `{"rating": 4}`; one word of the scale and nothing else; a
-last line `Rating: 4`. Any other reply gives none, because rules cannot decide what a free text
-means. Reading any text takes linear time.
+A reply has a rating in one of three layouts: the JSON object `{"rating": 4}`, a word of the scale
+and nothing else, or the last line `Rating: 4`. Any other reply has no rating, because rules cannot
+decide what a free text means. Reading any text takes linear time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _DECIMAL_COMMA = re.compile(r"\A(-?\d{1,9}),(\d\d?)\Z")
 
 
 def spelled(word: str) -> str:
-    """A word of a scale or a reply as both are compared: undressed, in lower case, and 4.0 as 4.
+    """Return a word in the spelling in which the words of a scale and of a reply are compared.
+
+    Marks around the word are removed, letters become lower case, and 4.0 becomes 4.
 
     >>> spelled(" **Yes**."), spelled("[4.0]"), spelled("\u22121")
     ('yes', '4', '-1')
     """
     word = unicodedata.normalize("NFKC", word).casefold().replace("\u2212", "-")
     word = word.strip(_AROUND).removesuffix(".").strip(_AROUND)
-    if word.startswith("<") and word.endswith(">"):  # <4 alone is less than 4
+    if word.startswith("<") and word.endswith(">"):  # without the second mark, <4 means less than 4
         word = word[1:-1]
     word = _DECIMAL_COMMA.sub(r"\1.\2", word)
     try:
@@ -37,12 +39,12 @@ def spelled(word: str) -> str:
 
 
 def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:
-    """The word of the scale that a reply gives; None for none.
+    """Return the rating in a reply, as a word of the scale; None if it has no rating.
 
     Args:
-      reply: the judge's text; a thought in it does not count.
-      scale: the `spelled` words, the best last.
-      cut: a limit ended the reply, so that its last line may lack its end.
+      reply: the judge's text. A thought in it does not count.
+      scale: the words of the scale after `spelled`, with the best one last.
+      cut: whether a limit of tokens ended the reply, so that its last line may be incomplete.
 
     >>> named_word("It is well explained.\\nRating: 3", ["1", "2", "3"], cut=False)
     '3'
@@ -62,9 +64,9 @@ def named_word(reply: str, scale: list[str], *, cut: bool) -> str | None:
 
 
 def _rating_of_object(text: str) -> str | None:
-    """The rating of the JSON object that was asked for; None for any other text."""
+    """Return the rating in the JSON object that was asked for; None for any other text."""
     try:
-        # Pairs: in a dict a key that is there twice would be there once.
+        # The object is read as pairs, because a dict would hide that a key occurs twice.
         pairs = json.loads(text.removeprefix("json"), object_pairs_hook=list)
     except (ValueError, RecursionError):
         return None

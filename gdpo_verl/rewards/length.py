@@ -1,7 +1,7 @@
 """The length reward that several tasks share: 1 up to a limit of generated tokens, else 0.
 
-Use it together with a correctness, best with a condition on it, or a policy learns to fail with few
-tokens.
+Use it together with a reward for correctness, and preferably with a condition on that reward.
+Otherwise a policy learns to fail with few tokens.
 Assumes: the reward manager passes the number of tokens of the response.
 """
 
@@ -15,15 +15,15 @@ from gdpo_verl.config.arguments import check_positive
 
 
 def length_reward(extra_info: Mapping[str, Any] | None, limit: float) -> float:
-    """Return 1 when the response has at most `limit` tokens, else 0.
+    """Return 1 if the response has at most `limit` tokens, else 0.
 
-    The length reward of GDPO's mathematics and coding tasks (https://arxiv.org/abs/2601.05242).
-    A condition in the settings, not this function, lets it count only for correct responses (Eq.
-    8).
+    This is the length reward of GDPO's tasks in mathematics and coding
+    (https://arxiv.org/abs/2601.05242). To let it count only for correct responses (Eq. 8), set a
+    condition in the settings.
 
     Args:
-      extra_info: contains `response_length` in tokens (the manager `gdpo_components` adds it).
-      limit: the longest response that earns the reward, in tokens.
+      extra_info: contains `response_length` in tokens. The manager `gdpo_components` adds it.
+      limit: the largest number of tokens of a response that earns the reward.
 
     Raises:
       ValueError: `response_length` is missing, or the limit is not a positive number.

@@ -1,4 +1,8 @@
-"""Change the spelling of a formula so that math-verify reads it."""
+"""Rewrite the LaTeX of a formula so that math-verify can read it.
+
+math-verify's parser reads many usual spellings wrongly or not at all. Here the *spelling* of a
+formula is its LaTeX, as opposed to its meaning.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,12 @@ _FONT = (
 )
 _CHOICES = r"[(A-Z)]{1,3}(?:(?:,| and) ?[(A-Z)]{1,3})+"
 _PRICE = r"\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"
-# Each with what it becomes; none may take longer than linear time on an adversary's text.
+# Regular expressions, each with its replacement. All of them must take linear time, because the
+# policy writes the text and may learn to exploit a slow expression.
 _SPELLINGS = [
     (r"\\?[.,;]$", ""),
     (r"^\{([^{}\\]*)\}\W?$", r"\1"),
-    # What is written around a value.
+    # Marks and words around a value.
     (
         r"\\(?:[lL]arge|huge|normalsize|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline"
         r"|(?:text)?color\s?\{\w{1,20}\})(?![A-Za-z])",
@@ -30,18 +35,18 @@ _SPELLINGS = [
     ),
     (r"^[*_`]{1,2}([^*_`]*)[*_`]{1,2}$", r"\1"),
     (rf"^({_FONT}\{{)?[A-Za-z ]{{1,40}}(?::|\bis\b)(?=\s?\}}?\s?[\d\\(-])", r"\1"),
-    # Values, and letters of choices, that are written as texts.
+    # Values, and the letters of choices, that are written as \text.
     (
         rf"{_FONT}\{{((?:[^{{}}A-Za-z\d]*\d[^{{}}]*)?|{_CHOICES})\}}",
         r"\1",
     ),
     (r"^\(?([A-Z])[).:]\\?\s+[\d\\$-].*", r"\1"),  # (B) 12
     (r"\\?%|\b(?:percent|per cent)\b", ""),  # 50% is 50
-    # Between thousands.
+    # Separators between thousands.
     (r"(?<=\d)(?:(?:,\\!\s*|\\,|\{,\}|\\?\s)(?=\d{3}(?![\d/]))|,(?=\d{3}\}))", ""),
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
     (r"\\(?:mathrm|text)\{([deijkxyz])\}", r" \1"),
-    # Names: derivatives, what is transposed, and letters with primes.
+    # Derivatives, transposed matrices and letters with primes become names.
     (
         r"\\[dt]?frac\s?\{\s?(?:d|\\partial)(?:\^\{?(\d)\}?)?\s?(\\[a-z]{2,9}|[A-Za-z])\s?\}"
         r"\s?\{\s?(?:d|\\partial)\s?([A-Za-z])(?:\^\{?\d\}?)?\s?\}",
@@ -51,13 +56,13 @@ _SPELLINGS = [
     (r"(?<=[A-Z])\^\s*(?:T|\\top|\{\s*(?:T|\\top)\s*\})(?![A-Za-z])", "_{T}"),
     (r"\\prime(?![a-z])\s?", "'"),
     (r"\^\s?(?:\{('+)\}|('))", r"\1\2"),
-    (r"E(?=')", r" \\mathrm{E}"),  # no index of E is read
-    # {x : x > 2}, and 2 = k.
+    (r"E(?=')", r" \\mathrm{E}"),  # the parser does not read an index of a plain E
+    # Spellings such as {x : x > 2}, and 2 = k.
     (r"^\\\{\s*[a-z](?:\s*\\in[^:|]*)?\s*(?::|\\mid|\|)(.*)\\\}$", r"\1"),
     (r"^(?![A-Za-z]\s*=)([^=<>&]*[^=<>&\s\\])\s*=\s*([A-Za-z])$", r"\2=\1"),
     (r"^([A-Za-z]\s*=)\s*\\pm([^,;=]*)$", r"\1\2, \1-\2"),
     (r"(?<=\d)\s?(?:\\text\{\s?to\s?\}|to)\s?(?=\d)", ":"),
-    (r"(?<=\d):(?=\d\d\s?(?:\\text\{\s?)?[AaPp]\.?[Mm])", "."),  # 3:30 p.m. is no ratio
+    (r"(?<=\d):(?=\d\d\s?(?:\\text\{\s?)?[AaPp]\.?[Mm])", "."),  # 3:30 p.m. is not a ratio
     # Money, and units without \text.
     (rf"\\\${_PRICE}", r"\1\\text{dollars}"),
     (rf"€{_PRICE}", r"\1\\text{euros}"),
@@ -66,29 +71,31 @@ _SPELLINGS = [
     (r"√\s*", r"\\sqrt"),
     (r"(\d{1,3})⁄(\d{1,3})", r"\\frac{\1}{\2}"),
     (r"(?<![\d.])(\d{1,9})(?:\s|\\[ ,;:])+(\d{1,9})/(\d{1,9})(?!\d)", r"\1\\frac{\2}{\3}"),
-    # Not 2e-1, which is a number times Euler's less one.
+    # Numbers such as 1e5 or 1.5e-3. 2e-1 is left, because it may mean 2 times Euler's number,
+    # minus 1.
     (r"((?<!\d)1|\.\d{1,99}|\d(?=[eE]\d))[eE]([+-]?\d{1,3})(?![\w^])", r"\1\\times 10^{\2}"),
-    # It would read 2(3) as 2 3/1.
+    # The parser would read 2(3) as the mixed number 2 3/1.
     (r"(?<=[\d)])(?<![_^]\d)\s{0,9}(?=\(\s{0,9}[+-]?\d{1,99}\s{0,9}\))", r"\\cdot "),
 ]
 _PRIMES = re.compile(r"(?<=[A-Za-z}])(?:_\{?(\w{1,9})\}?)?('+)(?![a-z])")
-# Words and symbols of two or more letters after a number, to the end of the formula or an item.
+# Words and symbols of two or more letters that follow a number, up to the end of the formula or of
+# an item of a list.
 _BARE = re.compile(
     r"(?<=\d)(?:\s|\\[ ,;:])((?!(?:d[A-Za-z]|ab|cd)\b)[A-Za-z]\.?[A-Za-z]+(?:\^\{?-?\d\}?)?"
     r"(?:(?:\s?/\s?|\.?\s|\.)[A-Za-z]+(?:\^\{?-?\d\}?)?){0,9}\.?)(?=\s{0,9}(?:$|[,;)]|\s\d))"
 )
-# In an answer to which no letter belongs.
+# A unit of one letter after a number. It is read as a unit only if the ground truth has no letter.
 _LETTER = re.compile(
     r"(?<=\d)(?:\s|\\[ ,;:])?"
     r"([ghlmsJLNVW](?:\^\{?\d\}?)?(?:\s?/\s?[a-z]{1,3}(?:\^\{?\d\}?)?)?)$"
 )
 _CONTENT = r"(?:[^{}\d^]|\^\\circ|\^\s?\{?-?\d\}?)*"
-# Without a number in it, which may be another answer.
+# A text without a number. A number in a text could be another answer.
 _TEXT = (
     rf"(?:\\(?:text(?:rm|bf|it)?|mbox|mathrm)\s*\{{{_CONTENT}\}}(?:\s*\^\s*\{{?-?\d\}}?)?"
     r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:[CF](?![a-z]))?)"
 )
-# What comes before the words, the words, and the digit after them.
+# Three groups: the end of the value before the words, the words, and a digit after them.
 _WORDS = re.compile(
     r"([0-9A-Za-z)}\]](?:[\s~]|\\[ ,;:!]){0,9})?"
     rf"({_TEXT}(?:(?:[\s~/-]|\\[ ,;:!]|\\cdot)*{_TEXT})*"
@@ -105,11 +112,12 @@ _LIST = re.compile(r"\d\s*,(?:[\s~]|\\[ ,;:])+-?\d")
 
 
 def tidied(latex: str) -> str:
-    """Return the formula in the spelling that math-verify reads; most formulas stay as they are.
+    """Return the formula in a spelling that math-verify can read.
 
-    Removed are braces and fonts around it, percent signs, a point or comma at its end, and spaces
-    between thousands. Repeating decimals become fractions, Unicode's signs become LaTeX, and
-    derivatives and primes become names. Words after a number become `\\text{unit …}`.
+    Most formulas stay as they are. Braces and fonts around the formula, percent signs, a point or
+    comma at its end, and spaces between thousands are removed. Repeating decimals become fractions,
+    signs of Unicode become LaTeX, and derivatives and primes become names. Words after a number
+    become `\\text{unit …}`.
 
     >>> tidied(r"50\\%."), tidied(r"-0.1\\overline{6}"), tidied(r"2\\text{ hours }3\\mathrm{~min}")
     ('50', '-\\\\frac{15}{90}', '2\\\\text{unit hours},\\\\ 3\\\\text{unit min}')
@@ -117,19 +125,22 @@ def tidied(latex: str) -> str:
     latex = _in_ascii(latex)
     for spelling, usual in _SPELLINGS:
         latex = re.sub(spelling, usual, latex.strip())
-    if _LIST.search(latex):  # a space follows its commas, and none follows those of thousands
+    # In a list, a space follows each comma between items. A comma without a space is between
+    # thousands.
+    if _LIST.search(latex):
         latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
     latex = _PRIMES.sub(_as_index, latex)
     latex = _REPEATING.sub(_as_fraction, _BARE.sub(_as_text, latex))
-    # The parser knows degrees where they are an angle's.
+    # In a trigonometric function, the parser itself reads degrees.
     return latex if OF_ANGLES.search(latex) else _WORDS.sub(_as_unit, latex)
 
 
 def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
-    """Return both formulas with numbers for units and number words, and both without them.
+    """Return both formulas with units replaced by factors, and both formulas without units.
 
-    A unit that one side leaves out, or that both share, is no number; of other units that
-    measure the same, each is a number of base units. All others stay as letters.
+    A unit is left out if only one side has it, or if both sides have the same unit. If the two
+    sides have different units of the same quantity, each unit becomes its number of base units. All
+    other units become letters, so that the formulas differ. Number words become numbers.
 
     >>> without_units(r"5\\text{unit cm}", "6")
     [('5', '6'), ('5', '6')]
@@ -147,7 +158,7 @@ def without_units(wanted: str, answer: str) -> list[tuple[str, str]]:
         latex = "" if factor == 1 else rf"\cdot ({factor})"
         if unit in units and not comparable:
             latex += rf"\text{{unit{'i' * units.index(unit)}}}"
-        if convert and match[2]:  # 2 hours 30 minutes
+        if convert and match[2]:  # the parts of 2 hours 30 minutes are added
             return f"{latex}+"
         return latex + match[2]
 
@@ -165,7 +176,9 @@ def as_asked(wanted: str, answer: str) -> str:
     >>> as_asked("2A_{16}", "2a_{16}")
     '2A_{16}'
     """
-    if _LIST.search(wanted) and not _LIST.search(answer):  # else a comma is between thousands
+    # If the ground truth is a list, a comma in the answer separates items. Otherwise it is between
+    # thousands.
+    if _LIST.search(wanted) and not _LIST.search(answer):
         answer = re.sub(r"(?<=\d),(?=\d)", ", ", answer)
     if wanted.endswith("C"):  # the constant of an integral
         answer = re.sub(r"\+\s?c$", "+C", answer)
@@ -177,7 +190,9 @@ def as_asked(wanted: str, answer: str) -> str:
 
 
 def differ(wanted: str, answer: str) -> bool:
-    """Return whether formulas differ where math-verify does not look: bases, repeats, the order.
+    """Return whether formulas differ in a way that math-verify ignores.
+
+    It ignores the base of a number, repeated items, and the order of the letters of points.
 
     >>> differ("4210_5", "4210_{6}"), differ("CAB", "ABC"), differ(r"\\angle ABC", r"\\angle CBA")
     (True, True, False)
@@ -188,7 +203,8 @@ def differ(wanted: str, answer: str) -> bool:
     points = _points(wanted)
     answer_points = _points(answer)
     if points and answer_points:
-        either_way = "angle" in wanted or len(points) == 2  # an angle, a segment
+        # An angle and a segment may be named from either end.
+        either_way = "angle" in wanted or len(points) == 2
         return answer_points != points and not (either_way and answer_points == points[::-1])
     bases = _BASE.findall(wanted)
     answer_bases = _BASE.findall(answer)
@@ -196,12 +212,13 @@ def differ(wanted: str, answer: str) -> bool:
 
 
 def _points(latex: str) -> str:
+    """Return the letters of points, such as ABC, if the formula consists only of them, else ''."""
     points = _POINTS.fullmatch(re.sub(r"[\s{}$]|\\text|\\[,;:! ]", "", latex))
     return points[1] if points else ""
 
 
 def _in_ascii(latex: str) -> str:
-    """Full-width characters, mathematical letters, superscripts and fractions as LaTeX has them."""
+    """Replace full-width characters, mathematical letters, superscripts and fractions by LaTeX."""
     latex = re.sub("[\u2070-\u207f²³¹]+", r"^{\g<0>}", latex)
     latex = re.sub("[\u2080-\u208e]+", r"_{\g<0>}", latex)
     latex = re.sub("[¼-¾⅐-⅞]", r" \g<0>", latex)  # 2½
@@ -209,13 +226,16 @@ def _in_ascii(latex: str) -> str:
 
 
 def _as_index(match: re.Match[str]) -> str:
-    """The primes of a letter, which the parser would drop, in its index."""
+    """Move the primes of a letter into its index, because the parser would drop them."""
     index, primes = match.groups(default="")
     return f"_{{{index}{'p' * len(primes)}}}"
 
 
 def _as_text(match: re.Match[str]) -> str:
-    """Units, and words of four letters, as a text; letters that may be unknowns as they are."""
+    """Return units, and words of four letters or more, as a text.
+
+    Other letters stay as they are, because they may be unknowns.
+    """
     if re.match("[A-Za-z]{4}", match[1]) or not read_unit(_plain(match[1])).words:
         return rf"\text{{ {match[1]}}}"
     return match[0]
@@ -231,7 +251,7 @@ def _as_unit(match: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A unit's LaTeX without fonts, braces and points: m s^-2, sq ft, am, N m."""
+    """Return the LaTeX of a unit without fonts, braces and points: m s^-2, sq ft, am, N m."""
     text = re.sub(r"\^\s*\{?\s*\\circ", " degree ", text)
     text = re.sub(r"\\[A-Za-z]+|\\.|[{}~,;]|(?<!\^)(?<!\^\{)-", " ", text)
     text = text.replace(".", "").replace("cu ", "cubic ")
@@ -240,6 +260,7 @@ def _plain(text: str) -> str:
 
 
 def _as_fraction(match: re.Match[str]) -> str:
+    """Return a repeating decimal as a fraction."""
     whole, fixed, braced, digit = match.groups(default="")
     period = braced or digit
     nines, zeros = 10 ** len(period) - 1, 10 ** len(fixed)

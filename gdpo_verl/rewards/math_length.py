@@ -3,10 +3,10 @@
 Use them where the answer is a formula or a number, and the response should be short.
 Assumes: the prompt asks for \\boxed{}; the reward manager passes the number of tokens.
 
-The rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is the
-content of the last \\boxed{...}. The library math-verify compares it with the ground truth. A few
-characters of LaTeX can make its computer algebra hang or take any amount of memory, so it runs in
-worker processes with a deadline.
+These are the rewards of GDPO's mathematics task (https://arxiv.org/abs/2601.05242). The answer is
+the content of the last \\boxed{...}. The library math-verify compares it with the ground truth. A
+few characters of LaTeX can make its computer algebra hang, or take any amount of memory. Therefore
+it runs in worker processes with a deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from gdpo_verl.rewards.thought import behind_thought
 
 __all__ = ["ParseError", "compute_score", "parse_ground_truth"]
 
-# The worker imports them. Who loads this module learns before the first rollout what is missing.
+# Only the worker imports these packages. They are checked here, so that a missing package is
+# reported before the first rollout.
 for _package in ("math_verify", "pint"):
     if importlib.util.find_spec(_package) is None:
         raise ModuleNotFoundError(
@@ -37,11 +38,12 @@ for _package in ("math_verify", "pint"):
             "Run in a clone of gdpo-verl: pip install '.[rewards]'"
         )
 
-LIMIT = 4000  # the paper's, in tokens
-DEADLINE = 5.0  # seconds for one response; common ones take milliseconds
-LONGEST = 10_000  # characters in a box
+LIMIT = 4000  # the largest number of tokens in the paper
+DEADLINE = 5.0  # seconds for one response; most responses take milliseconds
+LONGEST = 10_000  # the largest number of characters in a box
 
-# Without braces TeX boxes what comes next; here a whole number, or a letter at the formula's end.
+# Without braces, TeX boxes only the next token. Here a complete number without braces is read, or a
+# letter at the end of the formula.
 _BOX = re.compile(
     r"\\(?:boxed|fbox)\s*(?:\{|([-+]?\d[\d.,]{0,99}|[A-Za-z](?=\s{0,9}(?:\$|\\[)\]]))))"
 )
@@ -66,16 +68,18 @@ def compute_score(
       data_source: ignored, as are `kwargs`.
       solution_str: the assistant's turn.
       ground_truth: LaTeX, or a text whose last box contains it.
-      extra_info: contains `response_length` in tokens, which the manager `gdpo_components`
-        adds. It may contain `question`, the problem; a copy of its formulas is not accepted then.
-      strict: the box must follow the thought, and `math_worker` asks for more than equality.
-      limit: the longest response that earns the length reward, in tokens.
+      extra_info: contains `response_length` in tokens, which the manager `gdpo_components` adds.
+        If it contains the problem as `question`, a copy of a formula of the question is not
+        accepted as an answer.
+      strict: if True, the box must come after the thought, and the answer must meet further rules
+        than equality (`math_worker`).
+      limit: the largest number of tokens of a response that earns the length reward.
       deadline: the time for the comparison, in seconds.
 
     Returns:
-      correctness and length, 0.0 or 1.0; score, their sum; parse_error, a `ParseError`. The
-      keys are the same for any text. Without a result within the deadline correctness is 0. With a
-      malformed ground truth both are 0.
+      A dict with correctness and length (0.0 or 1.0), score (their sum) and parse_error (a
+      `ParseError`). The keys are the same for any text. If there is no result within the deadline,
+      correctness is 0. With a malformed ground truth, both rewards are 0.
 
     Raises:
       ValueError: `response_length` is missing, or the limit or the deadline is not positive.
@@ -98,13 +102,13 @@ def compute_score(
 def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
     """Return the formula of a ground truth: the content of its last box, or the whole text.
 
-    Raises ValueError where math-verify does not find it equal to itself.
+    Raises ValueError if math-verify does not find the formula equal to itself.
 
     >>> parse_ground_truth("We get $x = 3$, so \\\\boxed{3}.")
     '3'
     """
     wanted = _formula(ground_truth)
-    # No answer could equal a ground truth that does not equal itself.
+    # If the ground truth does not equal itself, no answer could be correct.
     correct, error = _compare(wanted, wanted, None, deadline)
     if not correct:
         raise ValueError(
@@ -116,9 +120,10 @@ def parse_ground_truth(ground_truth: str, *, deadline: float = DEADLINE) -> str:
 
 
 def _formula(ground_truth: str) -> str:
+    """Return the formula of a ground truth, without asking math-verify."""
     check_is_text(ground_truth)
     boxed, error = _last_box(ground_truth)
-    # Data sets give the formula alone, or a solution that boxes it.
+    # Some data sets have only the formula, and others have a solution in which it is boxed.
     wanted = ground_truth.strip() if error is ParseError.NO_ANSWER else boxed
     if not 0 < len(wanted) <= LONGEST:
         raise ValueError(
@@ -131,9 +136,12 @@ def _formula(ground_truth: str) -> str:
 def _judge(
     text: str, ground_truth: str, deadline: float, question: str | None
 ) -> tuple[bool, ParseError]:
-    """Judge an answer, and say what is wrong with it; not strictly without a question."""
+    """Return whether a response is correct, and the error.
+
+    The strict rules apply unless `question` is None. An empty question is not known.
+    """
     wanted = _formula(ground_truth)
-    behind = text if question is None else behind_thought(text)  # math-verify knows no thought
+    behind = text if question is None else behind_thought(text)
     answer, error = ("", ParseError.UNCLOSED) if behind is None else _last_box(behind)
     if error:
         return False, error
@@ -144,16 +152,19 @@ def _judge(
 
 
 def _last_box(text: str) -> tuple[str, ParseError]:
-    """The content of the last box, up to the brace that closes it. Linear in the text."""
+    """Return the content of the last box, up to the brace that closes it, and the error.
+
+    This takes linear time.
+    """
     box = None
-    for match in _BOX.finditer(text):  # a list could hold a million
+    for match in _BOX.finditer(text):  # not as a list, because a text may have a million boxes
         box = match
     if box is None:
         return "", ParseError.NO_ANSWER
     if box[1]:
         return box[1], ParseError.NONE
     start = box.end()
-    depth = 1  # counted up to the longest box: nothing is read after it
+    depth = 1  # nothing after the longest allowed box is read
     for brace in _BRACE.finditer(text, start, start + LONGEST + 1):
         if brace[0] == "{":
             depth += 1
@@ -168,6 +179,7 @@ def _last_box(text: str) -> tuple[str, ParseError]:
 def _compare(
     wanted: str, answer: str, question: str | None, deadline: float
 ) -> tuple[bool, ParseError]:
+    """Ask the worker whether an answer is correct."""
     result, error = ask("gdpo_verl.rewards.math_worker", (wanted, answer, question), deadline)
     correct, code = result or (False, error)
     return correct, ParseError(code)

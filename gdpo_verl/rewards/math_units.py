@@ -1,8 +1,8 @@
 """Read units of measurement after a number with the library pint.
 
-A text is read as a unit and the words that follow it: of "miles east" the unit is a mile and
-"east" is a word. Capitals count (mW is not MW), but a text that pint does not know is tried again
-in lower case (KM, Hours).
+A text is read as a unit and the words that follow it. In "miles east" the unit is a mile, and
+"east" is a word. Capital letters matter, because mW is not MW. A text that pint does not know, such
+as KM or Hours, is tried again in lower case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pint
 
-_LONGEST = 60  # characters of a unit
+_LONGEST = 60  # the largest number of characters of a unit
 _NUMBERS = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -25,7 +25,8 @@ _NUMBERS = {
     "dozen": 12,
 }
 _NUMBER_WORD = re.compile(rf"\b({'|'.join(_NUMBERS)})s?\b", re.IGNORECASE)
-# In pint's own notation. Without the last lines, "am" is an attometer and "units" are micronits.
+# These definitions are in pint's notation. Without the last lines, pint would read "am" as an
+# attometer, and "units" as micronits.
 _DEFINITIONS = """
 dollar = [dollar] = _ = USD = buck
 cent = 0.01 dollar
@@ -43,8 +44,9 @@ morning_hour = [morning] = am = AM
 evening_hour = [evening] = pm = PM
 units = [units] = unit
 """
-# Digits are read only as an exponent of one digit: pint computes what it reads. "in", "a" and "at"
-# after a word are prepositions, which pint reads as inch, year and technical atmosphere.
+# Only exponents of one digit are allowed, because pint evaluates the text, and a large power would
+# take long. "in", "a" and "at" after a word are prepositions, but pint would read them as inch,
+# year and technical atmosphere.
 _NOT_A_UNIT = re.compile(
     r"[^\w\s*/^-]|_|(?<!\^)(?<!\^-)\d|\d\s*\^|(?<!sq)(?<!cubic)\s(?:in|an?|as|at|of)\b"
 )
@@ -53,7 +55,8 @@ _NOT_A_UNIT = re.compile(
 class Unit(NamedTuple):
     """A number word, a unit and the words that follow it.
 
-    `base` holds pint's base units with their exponents; the unit is `scale` of them.
+    `base` has pint's base units with their exponents. The unit is `scale` times the product of
+    these base units. `number` is the value of the number words.
     """
 
     number: int
@@ -62,7 +65,7 @@ class Unit(NamedTuple):
     words: frozenset[str]
 
     def agrees(self, other: Unit) -> bool:
-        """Say whether both measure the same, where one may have fewer words.
+        """Return whether both units measure the same quantity. One of them may have fewer words.
 
         >>> read_unit("miles").agrees(read_unit("km east"))
         True
@@ -90,14 +93,14 @@ def read_unit(text: str) -> Unit:
     words = re.sub(r"\bdeg(?:ree)?s? (?=[CF])", "deg", text).split()
     end = len(words)
     unit = _parsed(words)
-    while unit is None:  # no words at all are read as no unit
+    while unit is None:  # the loop ends, because no words at all are read as no unit
         end = end - 1
         unit = _parsed(words[:end])
     return Unit(number, *unit, frozenset(word.lower().rstrip("s") for word in words[end:]))
 
 
 def _parsed(words: list[str]) -> tuple[Fraction, dict[str, Any]] | None:
-    """The scale and the base units of a unit, None where pint does not know it."""
+    """Return the scale and the base units of a unit; None if pint does not know the unit."""
     text = " ".join(words)
     if len(text) > _LONGEST or _NOT_A_UNIT.search(text):
         return None
@@ -105,7 +108,7 @@ def _parsed(words: list[str]) -> tuple[Fraction, dict[str, Any]] | None:
         try:
             unit = _registry().Quantity(1, spelling).to_base_units()
             return Fraction(unit.magnitude), dict(unit.unit_items())
-        except Exception:  # of many kinds: pint evaluates the text
+        except Exception:  # pint evaluates the text, which may raise many kinds of errors
             continue
     return None
 

@@ -1,7 +1,8 @@
-"""A rubric for a judge: its numbered criteria, and the verdicts that a reply gives.
+"""A rubric for a judge: its numbered criteria, and the verdicts in a reply.
 
-All criteria of a response are asked for in one request, and the reply holds one verdict for each
-and nothing else. The judge sees the texts of the criteria, and not their weights.
+A rubric is a list of criteria for a prompt. One request asks the judge about all criteria of a
+response. The reply has one verdict for each criterion, and nothing else. The judge sees the texts
+of the criteria, but not their weights.
 """
 
 from __future__ import annotations
@@ -12,43 +13,43 @@ from typing import Any
 
 from gdpo_verl.rewards.thought import assistant_text, behind_thought
 
-# Tokens of a verdict in JSON, such as `"12": false, `, in any tokenizer, and of what is around.
+# The largest number of tokens of a verdict in JSON, such as `"12": false, `, in any tokenizer.
 TOKENS_OF_VERDICT = 10
 _PAIR = re.compile(r'"(\d{1,4})"\s*:\s*(true|false)\s*[,}]')
 _LINE = re.compile(r"\s*(\d{1,4})\s*[:.)]\s*(true|false|yes|no)[\s.]*", re.IGNORECASE)
 
 
 def criteria_fault(rubric: Any) -> str:
-    """Say what is wrong with the criteria of a row; '' where nothing is.
+    """Describe what is wrong with the criteria of a row; the text is empty if nothing is wrong.
 
     Args:
       rubric: a list of ``{"name": text, "criterion": text, "weight": number}``.
     """
-    # It imports torch, which nobody needs who only lists the data sets.
+    # This module imports torch, which takes long and is not needed to list the data sets.
     from gdpo_verl.advantage.checks import is_number
 
     wanted = "expected a list of {name, criterion, weight} with distinct names"
     if not isinstance(rubric, Sequence) or isinstance(rubric, str) or not rubric:
         return f"{wanted}, found {rubric!r}"
-    for each in rubric:
-        fits = isinstance(each, Mapping) and is_number(each.get("weight", 1))
-        if not fits or not each.get("name") or not each.get("criterion"):
-            return f"{wanted}, found {each!r}"
-    names = [each["name"] for each in rubric]
+    for entry in rubric:
+        fits = isinstance(entry, Mapping) and is_number(entry.get("weight", 1))
+        if not fits or not entry.get("name") or not entry.get("criterion"):
+            return f"{wanted}, found {entry!r}"
+    names = [entry["name"] for entry in rubric]
     return "" if len(set(names)) == len(names) else f"{wanted}, found the names {names}"
 
 
 def numbered_criteria(rubric: Sequence[Mapping[str, Any]]) -> str:
-    """Return the texts of the criteria, one on a line after its number, from 1."""
+    """Return the texts of the criteria, each on its own line and with its number, from 1."""
     lines = []
-    for number, each in enumerate(rubric, start=1):
-        text = " ".join(str(each["criterion"]).split())
+    for number, entry in enumerate(rubric, start=1):
+        text = " ".join(str(entry["criterion"]).split())
         lines.append(f"{number}. {text}")
     return "\n".join(lines)
 
 
 def verdict_schema(number: int) -> dict[str, Any]:
-    """Return the JSON schema of the verdicts on this number of criteria."""
+    """Return the JSON schema for the verdicts on `number` criteria."""
     names = [str(place) for place in range(1, number + 1)]
     return {
         "type": "object",
@@ -59,13 +60,15 @@ def verdict_schema(number: int) -> dict[str, Any]:
 
 
 def verdicts_of(reply: str, rubric: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a reply says of each criterion, as a component by criterion.
+    """Return the verdicts of a reply, as the value of a component by criterion.
 
-    A criterion without a verdict, or with two different ones, is None, *not scored*. So is the last
-    one of a reply that was cut off within it. Verdicts with other numbers do not count.
+    A criterion without a verdict, or with two different verdicts, is None (*not scored*). If the
+    reply was cut off within its last verdict, this criterion is None, too. Verdicts with other
+    numbers are ignored.
 
     Args:
-      reply: ``{"1": true, "2": false}``, or lines such as ``1: yes``.
+      reply: a text such as ``{"1": true, "2": false}``, or lines such as ``1: yes``.
+      rubric: the criteria.
 
     >>> rubric = [{"name": "cites", "criterion": "It cites a source.", "weight": 2}]
     >>> verdicts_of('{"1": true, "2": true}', rubric)
@@ -75,16 +78,16 @@ def verdicts_of(reply: str, rubric: Sequence[Mapping[str, Any]]) -> dict[str, An
     """
     text = (behind_thought(assistant_text(reply)) or "").strip(" \t\r\n`").removeprefix("json")
     if text.lstrip().startswith("{"):
-        found = _PAIR.findall(text)
+        answers = _PAIR.findall(text)
     else:
         lines = [_LINE.fullmatch(line) for line in text.splitlines()]
-        found = [line.groups() for line in lines if line]
-    said: dict[int, set[bool]] = {}
-    for number, word in found:
-        said.setdefault(int(number), set()).add(word.lower() in ("true", "yes"))
+        answers = [line.groups() for line in lines if line]
+    by_number: dict[int, set[bool]] = {}
+    for number, word in answers:
+        by_number.setdefault(int(number), set()).add(word.lower() in ("true", "yes"))
     graded: dict[str, Any] = {}
-    for place, each in enumerate(rubric, start=1):
-        verdicts = list(said.get(place, ()))
+    for place, entry in enumerate(rubric, start=1):
+        verdicts = list(by_number.get(place, ()))
         value = float(verdicts[0]) if len(verdicts) == 1 else None
-        graded[each["name"]] = {"value": value, "weight": float(each.get("weight", 1))}
+        graded[entry["name"]] = {"value": value, "weight": float(entry.get("weight", 1))}
     return graded

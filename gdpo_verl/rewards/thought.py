@@ -1,4 +1,7 @@
-"""The first steps of every reward function: drop special tokens at the end, find the thought."""
+"""The first steps of every reward function: drop special tokens at the end, find the thought.
+
+A thought is the text between `<think>` and `</think>` with which many models begin a response.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import re
 from collections import deque
 
 THINK, END_THINK = "<think>", "</think>"
-# What chat templates end a turn with: Qwen's <|im_end|>, DeepSeek's in full-width bars, and so on.
+# The tokens with which chat templates end a turn, such as Qwen's <|im_end|>. DeepSeek's tokens have
+# full-width bars.
 _END = r"(?:<[|｜][^\s<>|｜]{1,40}[|｜]>|</s>|<eo[sa]>|<EOS_TOKEN>|\[EOS\]|<end_of_turn>|<turn\|>)"
 _AT_END = re.compile(_END + r"\Z")
 _SPACE_OR_TOKENS = re.compile(rf"(?:\s+|{_END})+")
@@ -26,10 +30,10 @@ def assistant_text(text: str) -> str:
 
 
 def behind_thought(text: str) -> str | None:
-    """Return the text after the last `</think>`; None when another thought begins there.
+    """Return the text after the last `</think>`; None if another thought begins there.
 
-    Without a thought, this is the complete text. If the chat template opened `<think>`, only its
-    end is in the response; the result is the same as with both tags.
+    Without a thought, the result is the complete text. If the chat template has opened `<think>`,
+    the response has only the closing tag. The result is then the same as with both tags.
 
     >>> behind_thought("<think>2 or 3?</think> It is 3."), behind_thought("<think>2 or")
     (' It is 3.', None)
@@ -44,13 +48,14 @@ def has_thought(text: str, end: int) -> bool:
     >>> has_thought("<think>2 + 2</think> 4", 20), has_thought("4", 0)
     (True, False)
     """
-    # Without an end, a negative index would count from the end of the text.
+    # For a text without `</think>`, `end` may be 0. A negative index would then count from the end
+    # of the text.
     thought = text[len(THINK) : max(0, end - len(END_THINK))]
     return text.startswith(THINK) and bool(thought.strip())
 
 
 def apart(gap: str) -> bool:
-    """Return whether two parts of a response are on separate lines, with nothing else between them.
+    """Return whether the text between two parts of a response is white space with a newline.
 
     >>> apart(" \\n"), apart(" "), apart("\\nSo\\n")
     (True, False, False)
@@ -59,7 +64,7 @@ def apart(gap: str) -> bool:
 
 
 def opened_thought(prompt: str) -> str:
-    """Return the end of a prompt that opens the thought, as in many chat templates; else ''.
+    """Return the end of a prompt that opens the thought, as many chat templates do, else ''.
 
     >>> opened_thought("<|assistant|>\\n<think>\\n"), opened_thought("<think>\\n\\n</think>\\n")
     ('<think>\\n', '')

@@ -1,11 +1,12 @@
 """Rewards for tool calling: format, 0 or 1, and correctness, from -3 to 3.
 
 Use them where the correct calls are known, and no call is executed.
-Assumes: the prompt asks for thought, calls and response, each in its tags.
+Assumes: the prompt asks for a thought, calls and a response, each in its tags.
 
-The two rewards of ToolRL (https://arxiv.org/abs/2504.13958), with which GDPO's paper
-(https://arxiv.org/abs/2601.05242) trains its tool-calling task. `strict=False` applies
-the published rules with their defects. `tool_text` says how a response is parsed.
+These are the two rewards of ToolRL (https://arxiv.org/abs/2504.13958). GDPO's paper
+(https://arxiv.org/abs/2601.05242) trains its tool-calling task with them. The strict rules are
+ours; `strict=False` applies the published rules with their defects. `tool_text` describes how a
+response is parsed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = ["ParseError", "compute_score", "correctness_reward", "format_reward"]
 __all__ += ["HIGHEST", "LOWEST", "parse_ground_truth"]
 
 MOST_ASKED = 50
-"""The most calls of a ground truth, because matching takes the square of their number."""
+"""The largest number of calls of a ground truth. The time of matching grows with its square."""
 
 CallVerdict = tuple[float, float, ParseError]
 
@@ -58,13 +59,14 @@ def compute_score(
 
     Args:
       data_source: ignored, as are `extra_info` and `kwargs`.
-      solution_str: the response; special tokens at its end are dropped.
+      solution_str: the response. Special tokens at its end are dropped.
       ground_truth: a correct response in the same format, with or without its thought.
       strict: False for the published rules.
 
     Returns:
-      format in {0, 1}; correctness in [-3, 3]; score, their sum; parse_error, a `ParseError`.
-      The keys are the same for every text. A malformed ground truth gives correctness -3.
+      A dict with format (0 or 1), correctness (from -3 to 3), score (their sum) and parse_error (a
+      `ParseError`). The keys are the same for every text. With a malformed ground truth,
+      correctness is -3.
 
     >>> call = '<tool_call>\\n{"name": "add", "parameters": {"a": 1}}\\n</tool_call>'
     >>> compute_score("toolbox", "<think>Add.</think>\\n" + call + "<|im_end|>", call)
@@ -72,51 +74,62 @@ def compute_score(
     """
     judge = _judge_strictly if strict else _judge_as_published
     try:
-        check_is_text(ground_truth)  # it may not be hashable
-        form, correctness, error = judge(assistant_text(solution_str), ground_truth)
+        check_is_text(ground_truth)  # a value that is not a text may not be hashable
+        has_format, correctness, error = judge(assistant_text(solution_str), ground_truth)
     except ValueError as fault:
         warn_of_ground_truth("tool_call", fault)
-        form, correctness, error = 0.0, LOWEST, ParseError.GROUND_TRUTH
-    return with_score({"format": form, "correctness": correctness}, error)
+        has_format, correctness, error = 0.0, LOWEST, ParseError.GROUND_TRUTH
+    return with_score({"format": has_format, "correctness": correctness}, error)
 
 
 def format_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
-    """Return 1 when the response has the same parts as the ground truth, else 0.
+    """Return 1 if the response has the same parts as the ground truth, else 0.
 
-    The parts are a thought, then calls and a `<response>` if the ground truth has them, with a
-    newline between any two. With the strict rules, every part has content, and calls are between
-    the call tags, in any layout and any number of blocks. The published rules check only the tags.
+    The parts are a thought, and then calls and a `<response>` if the ground truth has them. There
+    must be a newline between two parts. With the strict rules, every part must have content, and
+    calls must be between the call tags, in any layout and in any number of blocks. The published
+    rules check only the tags.
     """
     return compute_score("", response, ground_truth, strict=strict)["format"]
 
 
 def correctness_reward(response: str, ground_truth: str, *, strict: bool = True) -> float:
-    """Score the match of the calls with those of the ground truth, from -3 to 3.
+    """Score how well the calls match the calls of the ground truth, from -3 to 3.
 
-    6 S / M - 3, where S begins with J(names) and M with 1, J being the multiset Jaccard
-    similarity. For every expected call, M grows by 1 + its number of parameters, and S by
-    J(parameter names) + the number of equal parameters, compared with the call of the same
-    name that it is matched with. With the published rules, each expected call takes the best call
-    that is left. With the strict rules, calls are matched for the largest S. Each unmatched call
-    beyond the expected number then adds 1 + its number of parameters to M, and so does each
-    parameter of a match beyond twice the expected number, so that surplus calls and parameters
-    lower the reward; and true is not equal to 1.
+    The reward is 6 S / M - 3, where S is the similarity that was reached, and M is the largest
+    possible similarity. Each expected call is matched with at most one call of the same name.
 
-    The result is -3.0 for calls that cannot be parsed, and 0.0 when no call was expected.
+    S = J(names) + sum of (J(parameter names) + number of equal parameters) over the matched calls
+
+    M = 1 + sum of (1 + number of parameters) over the expected calls
+
+    J is the Jaccard similarity of multisets.
+
+    With the published rules, each expected call in turn takes the best call that is left. The
+    strict rules differ in three points:
+
+    - The matching is the one with the largest S.
+    - Surplus calls and parameters lower the reward. Each unmatched call beyond the expected number
+      adds 1 + its number of parameters to M. Each parameter of a matched call beyond twice the
+      expected number adds 1 to M.
+    - true is not equal to 1.
+
+    The result is -3.0 if the calls cannot be parsed, and 0.0 if no call was expected.
     """
     return compute_score("", response, ground_truth, strict=strict)["correctness"]
 
 
 def parse_ground_truth(ground_truth: str) -> Reading:
-    """Parse a ground truth: calls, a response, or both, with or without a thought; or a thought.
+    """Parse a ground truth.
 
-    Raises ValueError where it is not valid, or has more than `MOST_ASKED` calls.
+    It has calls, a response, or both, with or without a thought; or it is only a thought. Raises
+    ValueError if it is not valid, or has more than `MOST_ASKED` calls.
     """
     check_is_text(ground_truth)
     text = assistant_text(ground_truth)
     reading = read(text)
     unclosed = reading.has_response and END_RESPONSE not in text.rpartition(RESPONSE)[2]
-    # A tidy text without calls and without a response is a thought.
+    # A text without calls and without a response is `tidy` only if it is a thought.
     something = reading.calls or reading.has_response or reading.tidy
     if reading.error or unclosed or not something:
         raise ValueError(
@@ -131,27 +144,28 @@ def parse_ground_truth(ground_truth: str) -> Reading:
     return reading
 
 
-# The responses of a group share a ground truth, and the result is shared too: do not change it.
+# The responses of a group share a ground truth, so the parsed ground truth is cached. It is shared,
+# too, and must not be modified.
 _remembered = lru_cache(maxsize=1024)(parse_ground_truth)
 
 
 def _judge_strictly(text: str, ground_truth: str) -> CallVerdict:
     wanted = _remembered(ground_truth)
     reading = read(text)
-    # The format rewards the layout; the number of calls belongs to correctness.
-    form = float(
+    # The format is only about the layout. The number of calls is part of correctness.
+    has_format = float(
         reading.tidy
         and bool(reading.calls) == bool(wanted.calls)
         and reading.has_response == wanted.has_response
     )
     if not wanted.calls:
-        return form, 0.0, reading.error
+        return has_format, 0.0, reading.error
     if not reading.calls:
-        return form, LOWEST, reading.error or ParseError.NO_CALL
+        return has_format, LOWEST, reading.error or ParseError.NO_CALL
     try:
-        return form, match(wanted.calls, reading.calls, strict=True), reading.error
+        return has_format, match(wanted.calls, reading.calls, strict=True), reading.error
     except RecursionError:
-        return form, LOWEST, ParseError.TOO_DEEP
+        return has_format, LOWEST, ParseError.TOO_DEEP
 
 
 def _judge_as_published(text: str, ground_truth: str) -> CallVerdict:
@@ -167,7 +181,8 @@ def _published_format(text: str, ground_truth: str) -> float:
     if RESPONSE in ground_truth:
         shape += f"\n{RESPONSE}.*?{END_RESPONSE}"
         tags += [RESPONSE, END_RESPONSE]
-    # Counted first: where a tag occurs once, the expression finds it or fails in one pass.
+    # The tags are counted first. If each of them occurs once, the expression needs a single pass
+    # over the text.
     once = all(text.count(tag) == 1 for tag in tags)
     return float(once and re.fullmatch(shape, text, re.DOTALL) is not None)
 

@@ -13,22 +13,23 @@ import numpy as np
 LOWEST, HIGHEST = -3.0, 3.0
 
 Gains = list[list[float]]
-"""The similarity of each expected call (a row) and each call made."""
+"""The similarity of each expected call (a row) to each call in the response (a column)."""
 Pairs = list[tuple[int, int]]
-"""The numbers of an expected call and of a call made."""
+"""Pairs of an expected call and a call in the response, by their numbers."""
 
 
 def match(wanted: list[Any], made: list[Any], *, strict: bool) -> float:
-    """Return 6 S / M - 3, as `tool_call.correctness_reward` defines them, in [-3, 3].
+    """Return 6 S / M - 3, from -3 to 3. `tool_call.correctness_reward` defines S and M.
 
     Args:
       wanted: the expected calls, with `name` and `parameters`.
-      made: the calls in the response; at least one.
-      strict: False for the published rule: each expected call, in order, takes the best call that
-        is left, and the first of equally good ones.
+      made: the calls in the response; there is at least one.
+      strict: False for the published rule. With that rule, each expected call, in order, takes the
+        best call that is left, and the first one of equally good calls.
 
-    Raises TypeError, KeyError or AttributeError for a value that is not a call, and RecursionError
-    for a value that is nested too deeply.
+    Raises:
+      TypeError, KeyError, AttributeError: a value is not a call.
+      RecursionError: a value is nested too deeply.
     """
     same = identical if strict else eq
     if same(wanted, made):
@@ -46,7 +47,7 @@ def match(wanted: list[Any], made: list[Any], *, strict: bool) -> float:
 
 
 def identical(a: Any, b: Any) -> bool:
-    """Return whether JSON values are equal: true is not 1, but 1 is 1.0."""
+    """Return whether two JSON values are equal. true is not equal to 1, but 1 is equal to 1.0."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
@@ -55,6 +56,7 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def _jaccard(a: list[Any], b: list[Any]) -> float:
+    """Return the Jaccard similarity of two multisets."""
     shared = (Counter(a) & Counter(b)).total()
     return shared / (len(a) + len(b) - shared)
 
@@ -72,25 +74,29 @@ def _similarity(wanted: Any, made: Any, same: Callable[[Any, Any], bool]) -> flo
 
 
 def _pairs_in_turn(gains: Gains) -> Pairs:
+    """Find the pairs of the published rule: each expected call takes the best call that is left."""
     unused = list(range(len(gains[0])))
     pairs = []
     for row, gain in enumerate(gains):
         best = max(unused, key=gain.__getitem__, default=-1)
-        if best >= 0 and gain[best] > 0:  # without anything in common it stays free
+        # A call that has nothing in common with the expected call is left for the others.
+        if best >= 0 and gain[best] > 0:
             pairs.append((row, best))
             unused.remove(best)
     return pairs
 
 
 def _best_pairs(gains: Gains) -> Pairs:
-    """Find the pairs with the largest sum, so that correcting a call never lowers the sum.
+    """Find the pairs with the largest sum of similarities.
 
-    This is the Hungarian method: each row is added by the cheapest exchanges, in the prices of the
-    columns, up to a free column.
+    With these pairs, correcting a call in the response never lowers the sum. This is the Hungarian
+    method. Each expected call (row) is added in turn, along the cheapest chain of exchanges that
+    ends in a free column. Each column has a price, in which the costs of exchanges are measured.
     """
     height = len(gains)
     columns = len(gains[0])
-    table = np.pad(np.array(gains), ((0, 0), (0, height)))  # with columns that mean "no column"
+    # Each row may also take one of the added columns, which mean that it has no partner.
+    table = np.pad(np.array(gains), ((0, 0), (0, height)))
     price = np.zeros(columns + height)
     owner = np.full(columns + height, -1)
     taken = [-1] * height
@@ -111,19 +117,22 @@ def _best_pairs(gains: Gains) -> Pairs:
             row = owner[column]
             walked = cost[column]
         price += np.maximum(0.0, walked - cost)
-        while column >= 0:  # back along the exchanges: each row passes its column on
+        while column >= 0:  # go back along the chain; each row gets the column of the next one
             row = int(before[column])
             previous = taken[row]
             owner[column] = row
             taken[row] = column
             column = previous
-    # A pair without anything in common uses no call; that call then counts as surplus.
+    # A pair of calls without anything in common is dropped, so that its call counts as surplus.
     return [(row, column) for row, column in enumerate(taken) if table[row, column] > 0]
 
 
 def _surplus(wanted: list[Any], made: list[Any], pairs: Pairs) -> float:
-    """Return the penalty of surplus: 1 + its parameters for each unmatched call beyond the
-    expected number, and 1 for each parameter of a match beyond twice the expected number."""
+    """Return the number that surplus calls and parameters add to M.
+
+    It is 1 + the number of parameters for each unmatched call beyond the expected number, and 1 for
+    each parameter of a matched call beyond twice the expected number.
+    """
     used = {column for _, column in pairs}
     unused = [call for column, call in enumerate(made) if column not in used]
     beyond = unused[len(wanted) - len(used) :]

@@ -1,4 +1,4 @@
-"""Parse a tool-calling response: thought, calls and `<response>`, each in its place.
+"""Parse a tool-calling response: a thought, calls and a `<response>`, each in its place.
 
     <think>why</think>
     <tool_call>
@@ -6,15 +6,20 @@
     </tool_call>
     <response>done</response>
 
-The policy may try to exploit the parser, so parsing any text takes linear time and returns a
-`Reading`.
+The policy may try to exploit the parser. Therefore parsing takes linear time, and returns a
+`Reading` for any text.
 
-**The thought ends** at the first `</think>` that is followed by a newline and then `<tool_call>` or
-`<response>`; else at the first one that is followed by these after other text; else at the last
-one. Of these places the first one counts after which the rest can be parsed. So a thought and an
-argument may mention any tag. A call that could be parsed ends the thought. **Order**: elsewhere a
-tag that is not in its place (thought, calls, response) makes the response out of order, and none of
-its calls count. A `<response>` may mention the tags of the thought, but no call.
+**The end of the thought.** A thought or an argument may mention any tag, so there may be several
+places at which the thought could end. These places are tried in the following order, and the first
+one is used after which the rest of the text can be parsed:
+
+1. a `</think>` that is followed by a newline and then `<tool_call>` or `<response>`,
+2. a `</think>` that is followed by one of these tags after other text,
+3. the last `</think>`.
+
+**The order of the parts.** After the thought, a tag that is not in its place makes the response out
+of order, and none of its calls count. The order is thought, calls, response. A `<response>` may
+mention the tags of the thought, but no call.
 """
 
 from __future__ import annotations
@@ -33,8 +38,8 @@ Call = dict[str, Any]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 RESPONSE, END_RESPONSE = "<response>", "</response>"
-LONGEST = 100_000  # characters of a response from its first call tag on
-MOST_ENDS = 5  # of a thought, tried before its last one
+LONGEST = 100_000  # the largest number of characters from the first call tag on
+MOST_ENDS = 5  # the number of ends of a thought that are tried, in addition to the last one
 
 _TAG = re.compile(r"</?(?:think|tool_call|response)>")
 _GAP = re.compile(rf"\s*({CLOSE})?")  # between two calls, or after the last one
@@ -50,14 +55,14 @@ class Unreadable(ValueError):
 class Reading(NamedTuple):
     """A response after parsing."""
 
-    calls: list[Call]  # valid ones, with exactly `name` (str) and `parameters` (dict)
-    has_response: bool  # outside the thought and the calls
-    tidy: bool  # every part is in its exact place and none is empty
+    calls: list[Call]  # valid calls, with exactly `name` (str) and `parameters` (dict)
+    has_response: bool  # whether there is a `<response>` outside the thought and the calls
+    tidy: bool  # whether every part is in its exact place and none is empty
     error: ParseError = ParseError.NONE  # why the calls could not be parsed
 
 
 def read(text: str) -> Reading:
-    """Parse a response that went through `assistant_text`; never raise for any text."""
+    """Parse a response, after `assistant_text`. This does not raise an error for any text."""
     text = text.replace("\r\n", "\n")
     error = ParseError.NONE
     for likely, end in _thought_ends(text):
@@ -67,17 +72,22 @@ def read(text: str) -> Reading:
             tidy = tidy and tidy_tail and has_thought(text, end)
             return Reading(calls, has_response, tidy)
         except Unreadable as failure:
-            error = error or failure.code  # of the most likely end; the others are guesses
+            # The error after the most likely end is reported. The other ends are only guesses.
+            error = error or failure.code
             if likely and failure.code is ParseError.OUT_OF_ORDER:
                 break
     return Reading([], False, False, error or ParseError.UNCLOSED)
 
 
 def _thought_ends(text: str) -> list[tuple[bool, int]]:
-    """List where the thought may end, best first, 0 for none, and whether a newline follows."""
+    """List the positions at which the thought may end, with the most likely one first.
+
+    Each position comes with whether the text goes on with a newline and a call or a response. The
+    position 0 means that there is no thought.
+    """
     tags = list(_TAG.finditer(text))
     thoughts = [tag for tag in tags if "think" in tag[0]]
-    # There may be no thought where the first tag is another tag.
+    # If the first tag is not a tag of a thought, there may be no thought.
     none = [(False, 0)] if tags[:1] != thoughts[:1] or not tags else []
     if none and (not thoughts or thoughts[0][0] == THINK):
         return none
@@ -87,7 +97,8 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
         if tag[0] == END_THINK and after[0] in (OPEN, RESPONSE)
     ]
     ends.sort(key=lambda end: not end[0])
-    # After each end the rest is parsed again; trying all ends would take quadratic time.
+    # The rest of the text is parsed again after each end. Trying all ends would take quadratic
+    # time.
     ends = none + ends[:MOST_ENDS]
     last = text.rfind(END_THINK)
     if last >= 0:
@@ -96,7 +107,10 @@ def _thought_ends(text: str) -> list[tuple[bool, int]]:
 
 
 def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
-    """Parse the calls of all blocks from `position`; return their end and whether they are tidy."""
+    """Parse the calls of all blocks from `position` on.
+
+    Returns the calls, the position after them, and whether they are tidy.
+    """
     start = text.find(OPEN, position)
     if start >= 0 and len(text) - start > LONGEST:
         raise Unreadable(ParseError.TOO_LONG)
@@ -117,9 +131,9 @@ def _read_calls(text: str, position: int) -> tuple[list[Call], int, bool]:
 
 
 def _read_block(text: str, position: int, calls: list[Call]) -> int:
-    """Add the calls from `position` to the closing tag; return the position after that tag.
+    """Append the calls of a block to `calls`, and return the position after its closing tag.
 
-    A JSON decoder reads the block, so a tag inside a string argument does not close it.
+    A JSON decoder reads the block, so a tag inside a string argument does not close the block.
     """
     before = len(calls)
     gap = next(_GAP.finditer(text, position))
@@ -134,6 +148,7 @@ def _read_block(text: str, position: int, calls: list[Call]) -> int:
 
 
 def _decode(text: str, position: int) -> tuple[Any, int]:
+    """Decode one JSON value, and return it with the position after it."""
     if position == len(text):
         raise Unreadable(ParseError.UNCLOSED)
     try:
@@ -145,13 +160,14 @@ def _decode(text: str, position: int) -> tuple[Any, int]:
 
 
 def _as_call(value: Any) -> Call:
+    """Return a JSON value as a call. The layout of OpenAI's API is accepted, too."""
     if isinstance(value, dict) and "name" not in value:
-        value = value.get("function")  # as OpenAI nests it
+        value = value.get("function")  # OpenAI's API nests a call in this key
     if not isinstance(value, dict):
         raise Unreadable(ParseError.NOT_A_CALL)
     name = value.get("name")
     parameters = value["parameters"] if "parameters" in value else value.get("arguments")
-    if isinstance(parameters, str):  # JSON, as OpenAI writes it
+    if isinstance(parameters, str):  # OpenAI's API writes the arguments as JSON text
         written = parameters.strip()
         parameters, end = _decode(written, 0)
         if end < len(written):
@@ -169,7 +185,8 @@ def _read_tail(tail: str) -> tuple[bool, bool]:
     inner, closed, after = rest.rpartition(END_RESPONSE)
     if _TAG.search(gap) or _TAG.search(after) or CLOSE in inner:
         raise Unreadable(ParseError.OUT_OF_ORDER)
-    # A `<response>` that mentions its own tags counts, but it is not clear which tag ends it.
+    # A `<response>` that mentions its own tags counts as a response. It is not tidy, because it is
+    # not clear which tag ends it.
     once = RESPONSE not in inner and END_RESPONSE not in inner
     tidy = bool(closed) and not after and once and apart(gap) and bool(inner.strip())
     return bool(opened), tidy
@@ -190,7 +207,7 @@ def _finite(digits: str) -> float:
 
 
 def _integer(digits: str) -> int:
-    _finite(digits)  # first, because int() raises another error for too many digits
+    _finite(digits)  # this comes first, because int() raises a different error for too many digits
     return int(digits)
 
 

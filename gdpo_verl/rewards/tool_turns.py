@@ -1,11 +1,11 @@
 """Rewards of a rollout with tools that run: correctness, executed, economy and format.
 
-Use them where the policy calls tools while it is sampled, and their results lead to the answer.
+Use them where the policy calls tools during the rollout, and needs their results for the answer.
 Assumes: verl's `tool_agent` loop; `extra_info['calls']`, the number of calls that are needed.
 
-The text is the complete output of verl's `tool_agent` loop, with the results of the tools, and a
-policy can imitate such results. The results of calls are therefore read from verl's own record,
-`extra_info['tool_rewards']`, which has a number for each call that a tool got.
+The text is the complete output of verl's `tool_agent` loop. It includes the results of the tools,
+but a policy can write a text that looks like a result. Therefore the outcomes of calls are read
+from verl's own record, `extra_info['tool_rewards']`, which has a number for each executed call.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from gdpo_verl.rewards.thought import assistant_text
 
 __all__ = ["compute_score", "compute_score_by_turn", "parse_ground_truth"]
 
-# What a tool returns in addition to its text. verl itself gives 0 to a call that raises, names no
-# tool or has no valid arguments (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
+# The outcome of a call, which a `guarded` tool returns in addition to its text. verl itself records
+# 0 for a call that raises, names an unknown tool, or has invalid arguments
+# (verl/experimental/agent_loop/tool_agent_loop.py, `_call_tool`).
 EXECUTED, CUT, RAISED, TIMED_OUT = 1.0, 0.5, 0.0, -1.0
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 TOLD, END_TOLD = "<tool_response>", "</tool_response>"
-# What `guarded` and verl return for a call that failed; or there was no space for a result.
+# The texts that `guarded` and verl return for a failed call. If the response ends after a call,
+# there was no space for a result.
 _FAILURE = re.compile(
     r"Error: |Error executing tool|Unknown function|Invalid JSON in arguments|</tool_call>\Z"
 )
-# verl gives 0 to a tool that returns only a text, as to a call that raised.
+# verl also records 0 for a tool that returns only a text. This cannot be distinguished from a call
+# that raised.
 _UNGUARDED = (
     "a tool returned only a text, so it is not known whether its call ran. The call counts as "
     "failed if other calls have a result; if none has, executed and economy are not scored. "
@@ -53,17 +56,23 @@ def compute_score(
       data_source: ignored, as are `kwargs`.
       solution_str: the rollout from the assistant's first turn on.
       ground_truth: the expected number, as in `gsm8k`.
-      extra_info: that of the row, with the number of needed `calls`, and verl's `tool_rewards`.
+      extra_info: the extra_info of the row, with the number of needed `calls`, and verl's
+        `tool_rewards`.
 
     Returns:
-      correctness, 1 when the last answer is the number, by the strict rules of `gsm8k`; executed,
-      the share of the calls that ran to their end, 0 when none ran; economy, calls needed / calls
-      that ran, capped at 1, and 0 if fewer calls ran than needed, unless the answer is right
-      anyway; format, 1 when a tool got each call and one answer is at the end; score, their sum;
-      calls, the number of calls; parse_error, a `ParseError`: that of the answer, but `TIMEOUT`
-      where a call timed out, `OUTPUT` where the output of a tool was cut, and `NO_OUTCOME` where a
-      tool that is not `guarded` returned only a text, so that it is not known whether the call
-      ran. Where this holds for all calls, executed and economy are None.
+      A dict with these keys:
+
+      - correctness: 1 if the last answer is the expected number, by the strict rules of `gsm8k`.
+      - executed: the share of the calls that ran to their end; 0 if none ran.
+      - economy: needed calls / calls that ran, at most 1. It is 0 if fewer calls ran than needed,
+        unless the answer is correct.
+      - format: 1 if each call was executed, and a single answer is at the end.
+      - score: the sum of these rewards.
+      - calls: the number of calls.
+      - parse_error: the `ParseError` of the answer. It is `TIMEOUT` if a call timed out, and
+        `OUTPUT` if the output of a tool was cut. It is `NO_OUTCOME` if a tool that is not `guarded`
+        returned only a text, so that it is not known whether the call ran. If this holds for all
+        calls, executed and economy are None.
 
     >>> compute_score("", "<answer>42</answer>", "42", {"calls": 2})["score"]  # no tool has run
     2.0
@@ -74,8 +83,8 @@ def compute_score(
     # verl omits further calls in a turn, and calls that are not JSON.
     calls = max(solution_str.count(CALL), len(outcomes))
     ran = sum(outcome > 0 for outcome in outcomes)
-    # Without the results of tools, if the chat template puts them into tags: they may contain
-    # the end tag.
+    # `words` is the text of the model, without the results of tools, if the chat template puts them
+    # into tags. A result may contain the closing tag, so the last closing tag of a piece is used.
     words = "".join(piece.rpartition(END_TOLD)[2] for piece in text.split(TOLD))
     answer = gsm8k.compute_score(data_source, words, ground_truth)
     needed = info.get("calls", 0)
@@ -89,7 +98,7 @@ def compute_score(
     rewards: dict[str, float | None] = dict.fromkeys(_NAMES, 0.0)
     if error != ParseError.GROUND_TRUTH:
         rewards["correctness"] = answer["correctness"]
-        rewards["format"] = float(_has_form(text, words, len(outcomes)))
+        rewards["format"] = float(_has_format(text, words, len(outcomes)))
         if ran:
             rewards["executed"] = ran / calls
         if ran and (ran >= needed or answer["correctness"]):
@@ -115,16 +124,17 @@ def compute_score_by_turn(
     extra_info: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Compute the same four rewards, with `executed` per turn; its sum is that of `compute_score`.
+    """Compute the rewards of `compute_score`, with `executed` as a list with a number per turn.
 
-    A turn whose call ran to its end has its share of all calls, 1 / calls; any other turn has 0.
+    A turn whose call ran to its end has the value 1 / calls, and any other turn has 0. The sum over
+    the turns is `executed` of `compute_score`.
 
-    The arguments are those of `compute_score`; extra_info also contains verl's `num_turns`, the
-    turns of the assistant and the messages to it.
+    The arguments are those of `compute_score`. In addition, extra_info contains verl's `num_turns`,
+    the number of the assistant's turns and of the messages to it.
 
     Raises:
-      ValueError: a turn made several calls, which verl's record does not separate
-        (`actor_rollout_ref.rollout.multi_turn.max_parallel_calls`).
+      ValueError: a turn made several calls, which verl's record does not assign to turns. Set
+        `actor_rollout_ref.rollout.multi_turn.max_parallel_calls`.
 
     >>> info = {"calls": 2, "tool_rewards": [0.0, 1.0], "num_turns": 6}
     >>> compute_score_by_turn("", "<answer>42</answer>", "42", info)["executed"]
@@ -133,8 +143,7 @@ def compute_score_by_turn(
     scored: dict[str, Any] = compute_score(data_source, solution_str, ground_truth, extra_info)
     info = extra_info or {}
     ran = [float(outcome) > 0 for outcome in info.get("tool_rewards") or ()]
-    # Each turn of the assistant except the last is followed by a tool result; verl also counts the
-    # question.
+    # verl counts the turns of the assistant, the results of tools between them, and the question.
     turns = (info.get("num_turns") or 2 * (len(ran) + 1)) // 2
     if len(ran) > turns:
         raise ValueError(
@@ -142,14 +151,15 @@ def compute_score_by_turn(
             f"found {len(ran)}. Set actor_rollout_ref.rollout.multi_turn.max_parallel_calls=1."
         )
     if scored["executed"] is not None:
-        # There is no reward where the row has a fault.
+        # `executed` may be 0 although calls ran, if the row has a fault.
         share = scored["executed"] / max(sum(ran), 1)
         shares = [share * did_run for did_run in ran]
         scored["executed"] = shares + [0.0] * (turns - len(ran))
     return scored
 
 
-def _has_form(text: str, words: str, calls: int) -> bool:
+def _has_format(text: str, words: str, calls: int) -> bool:
+    """Return whether each call was executed, and a single answer is at the end."""
     counts = [words.count(tag) for tag in (CALL, END_CALL, OPEN, CLOSE)]
     # Some chat templates put a tool result into tags, others into a separate turn.
     results_fit = text.count(TOLD) in (0, calls)

@@ -1,4 +1,4 @@
-"""Run untrusted code. This package does not know rewards and verl."""
+"""Run untrusted code in a sandbox. This package does not depend on the rewards or on verl."""
 
 from gdpo_verl.sandbox.protection import Unprotected, best_protection
 from gdpo_verl.sandbox.session import Limits, Outcome, Protection, Sandbox, SandboxError, Status

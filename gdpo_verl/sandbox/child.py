@@ -1,26 +1,35 @@
-"""The program inside a sandbox: a small server that forks one process for each program.
+"""The server inside a sandbox, which forks one process for each program.
 
-It is started as a script, with only the standard library, and the programs never import it. It is
-one file, because a sandbox can read only this file of ours, and a service gets only this file.
+It is started as a script, and uses only the standard library. The programs never import it. It is a
+single file, because a sandbox can read no other file of this package, and a Sandbox Fusion service
+gets no other file.
 
-The server reads requests, one JSON object per line, from its standard input and answers each with
-one line on its standard output:
+The server reads requests from its standard input. A request is one JSON object in one line. The
+server answers each request with one line on its standard output:
 
     {"start": "script", "setup": str, "code": str, "stdin": str}    -> event "exit", with the output
     {"start": "function", "setup": str, "code": str, "name": str}   -> a message when loaded
     {"start": "checks", "setup": str, "code": str, "name": str}     -> a message
     {"send": str}                                                   -> a message
 
-A start also contains "wall", the seconds of real time that the program has for all its messages.
+A request that starts a program also contains "wall", the real time in seconds that the program has
+for all of its messages.
 
-Every program gets its own fork, with the limits and the system call filter before its first
-line. The server passes on what a program wrote, without reading it, and cut to the output limit.
+Each program gets its own fork. Limits and the system call filter are set before its first line
+runs. The server passes on the output of a program without reading it, and cuts it at the limit.
 
-The messages of a function are a first line, which is ignored, and for each call `V` and the value
-as JSON of `encode`, or `E` and the built-in exception. The messages of a test are `C` and the
-arguments of a call as JSON of `encode`, and at its end `P` (passed) or `F` and the exception. None
-of them has to be trusted, because the expected output of a test is never in the memory of this
-process.
+Messages of a function:
+
+- The first line says that the function is loaded. Its text is ignored.
+- For each call, `V` and the value as JSON of `encode`, or `E` and the built-in exception.
+
+Messages of a test:
+
+- For each call, `C` and the arguments as JSON of `encode`.
+- At the end, `P` (passed), or `F` and the exception.
+
+A program cannot gain anything by forging these messages, because the expected output of a test is
+never in the memory of its process.
 """
 
 from __future__ import annotations
@@ -44,15 +53,15 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-# Exit statuses of a program that did not reach its end, in addition to Python's own 1.
+# Exit statuses of a program that did not reach its end. Python itself uses the status 1.
 MEMORY = 71
 SYNTAX = 72
 MISSING = 73
 
-OUTPUT = 4 << 20  # bytes of a program's output, and of each file that it writes
-THREADS = 64  # of a program, where the system can count them
+OUTPUT = 4 << 20  # the limit of a program's output, and of each file that it writes, in bytes
+THREADS = 64  # the largest number of threads of a program, if the system can count them
 _libc = ctypes.CDLL(None, use_errno=True)
-_exit = os._exit  # the original, because a program may replace it
+_exit = os._exit  # the original function, because a program may replace `os._exit`
 KINDS: dict[str, Callable[[Any], Any]] = {
     "int": lambda digits: int(digits, 16),
     "dict": dict,
@@ -62,21 +71,23 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda text: text.encode("latin-1"),
     "complex": lambda parts: complex(*parts),
 }
-"""Makes of what `encode` wrote, by its kind, the value again."""
-# If a proxied call raised the first of these in a test, it could end a loop early and count as
-# success. The last, new in Python 3.11, cannot be created without other exceptions.
+"""For each kind of data that `encode` writes, a function that creates the value again."""
+# Exceptions that a called function may not raise in a test. The first two could end a loop of the
+# test early, so that the test would pass. The last one, which is new in Python 3.11, cannot be
+# created without other exceptions.
 _NOT_RAISED = ("StopIteration", "StopAsyncIteration", "ExceptionGroup")
 
 
 def encode(value: Any) -> Any:
-    """Encode plain data as JSON, with containers other than lists as {kind: items}.
+    """Encode plain data, so that JSON can represent it.
 
-    Raises TypeError for other data.
+    Containers other than lists become {kind: items}. Raises TypeError for other data.
 
     >>> encode({1: (2, None)})
     {'dict': [[1, {'tuple': [2, None]}]]}
     """
-    if isinstance(value, int) and value.bit_length() > 2000:  # Python limits what decimals hold
+    # Python limits the number of decimal digits of an integer.
+    if isinstance(value, int) and value.bit_length() > 2000:
         return {"int": hex(value)}
     if value is None or isinstance(value, (int, float, str)):
         return value
@@ -97,7 +108,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any, kinds: Mapping[str, Callable[[Any], Any]] = KINDS) -> Any:
-    """Decode the output of `encode`; raise an error of any kind for anything else.
+    """Decode the output of `encode`. For any other value this may raise any kind of error.
 
     >>> decode({"dict": [[1, {"tuple": [2, None]}]]})
     {1: (2, None)}
@@ -118,18 +129,18 @@ def decode(value: Any, kinds: Mapping[str, Callable[[Any], Any]] = KINDS) -> Any
 
 
 def serve_programs() -> None:
-    """Answer requests until the host closes its end."""
+    """Answer requests until the host (the process that started the server) closes its end."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     settings = json.loads(requests.readline())
-    site.setquit()  # exit() and quit(), which -S omits
+    site.setquit()  # this defines exit() and quit(), which the option -S omits
     confine(settings)
     for name in settings["imports"]:
         __import__(name)
-    gc.freeze()  # at the end of a program, Python visits only its own objects
+    gc.freeze()  # the final garbage collection of a program then visits only its own objects
     _write(replies, {"event": "ready"})
     program = None
     for line in requests:
@@ -138,7 +149,7 @@ def serve_programs() -> None:
             if program:
                 program.end()
                 _clean(settings["scratch"])
-                program = None  # the next one is a fork of this process
+                program = None  # the next program is a fork of this process and would inherit it
             program = Program(request, settings, requests.fileno())
         else:
             assert program
@@ -148,7 +159,7 @@ def serve_programs() -> None:
 
 
 class Program:
-    """A forked process that runs one program, and the server's end of its channels."""
+    """A forked process that runs one program, and the server's ends of its channels."""
 
     def __init__(self, request: dict[str, Any], settings: dict[str, Any], host: int) -> None:
         self.deadline = time.monotonic() + request["wall"]
@@ -172,7 +183,7 @@ class Program:
         self.over: dict[str, Any] | None = None
 
     def send(self, text: str) -> None:
-        """Let `wait` send this line, as fast as the program reads it."""
+        """Store a line, which `wait` sends as fast as the program reads it."""
         self.unsent += text.encode() + b"\n"
 
     def wait(self) -> dict[str, Any]:
@@ -186,7 +197,7 @@ class Program:
             ready, writable, _ = select.select(listening, writing, [], left)
             if self.host in ready:
                 self.end()
-                os._exit(0)  # nothing reads it any more
+                os._exit(0)  # the host has closed its end
             if writable:
                 self._send_more()
             if self.reply in ready:
@@ -209,11 +220,11 @@ class Program:
     def _send_more(self) -> None:
         try:
             self.unsent = self.unsent[os.write(self.command, self.unsent) :]
-        except OSError:  # it reads no more; the code below finds out how it ended
+        except OSError:  # the program no longer reads; `wait` finds out how it ended
             self.unsent = b""
 
     def end(self, event: str = "end") -> dict[str, Any]:
-        """Kill the program if it still runs, and say how it ended."""
+        """Kill the program if it still runs, and return how it ended."""
         if self.over is not None:
             return self.over
         if event != "exit":
@@ -236,13 +247,18 @@ class Program:
 
 
 def _clean(scratch: str | None) -> None:
-    """Empty the directory, or exit: then the host starts a new server for the next program."""
+    """Empty the scratch directory of a program.
+
+    If this is not possible, the server exits, and the host starts a new server for the next
+    program.
+    """
     if not scratch or not os.listdir(scratch):
         return
     import shutil  # slow to load, and rarely needed
 
     with contextlib.suppress(RecursionError):
-        shutil.rmtree(scratch, ignore_errors=True)  # not the directory itself, which is mounted
+        # The directory itself cannot be removed, because it is mounted.
+        shutil.rmtree(scratch, ignore_errors=True)
     if os.listdir(scratch):
         os._exit(0)
 
@@ -266,7 +282,7 @@ _TRUNCATE = 1 << 14
 
 
 def confine(settings: dict[str, Any]) -> None:
-    """Give up rights for good: another user, a view of the files through Landlock."""
+    """Give up rights of this process for good: change the user, and restrict reading of files."""
     if settings["uid"] is not None:
         os.setgroups([])
         os.setresgid(*[settings["uid"]] * 3)
@@ -286,10 +302,15 @@ def _end_with_parent() -> None:
 
 
 def _restrict_reads(readable: list[tuple[str, bool]]) -> None:
-    """Allow reading /dev/null and each (path, recursive): all below it, or only its names."""
+    """Allow this process to read only /dev/null and the given paths, with Landlock.
+
+    Each entry is (path, recursive). If it is recursive, all files below the path may be read;
+    otherwise only the names in the directory may be listed.
+    """
     version = _checked(_libc.syscall(444, None, 0, 1), "Landlock")
     files = (1 << 13) - 1 | (version >= 2) << 13 | (version >= 3) << 14 | (version >= 5) << 15
-    attributes = (ctypes.c_uint64 * 3)(files, 3, 3)  # no TCP, no signal to a process outside
+    # The last two numbers forbid TCP, and signals to processes outside of the sandbox.
+    attributes = (ctypes.c_uint64 * 3)(files, 3, 3)
     size = 8 * (1 + (version >= 4) + (version >= 6))
     ruleset = _checked(_libc.syscall(444, attributes, size, 0), "Landlock")
     for path, recursive in readable:
@@ -301,6 +322,7 @@ def _restrict_reads(readable: list[tuple[str, bool]]) -> None:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Add a Landlock rule for a path, if the path exists."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -311,10 +333,13 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 class _Program(ctypes.Structure):
+    """The kernel's structure for a system call filter (`sock_fprog`)."""
+
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 def _limit(settings: dict[str, Any]) -> None:
+    """Set the limits of a program, and its system call filter."""
     limits = {
         resource.RLIMIT_CPU: settings["cpu"],
         resource.RLIMIT_FSIZE: OUTPUT,
@@ -326,7 +351,7 @@ def _limit(settings: dict[str, Any]) -> None:
     }
     for limit, value in limits.items():
         lower_limit(limit, value)
-    # Programs that recurse deeply raise this limit; RLIMIT_AS also counts the stack.
+    # A program that recurses deeply may raise this limit again. RLIMIT_AS counts the stack, too.
     lower_limit(resource.RLIMIT_STACK, 64 << 20, for_good=False)
     if settings["filter"]:
         code = bytes.fromhex(settings["filter"])
@@ -335,7 +360,7 @@ def _limit(settings: dict[str, Any]) -> None:
 
 
 def lower_limit(limit: int, value: int, *, for_good: bool = True) -> None:
-    """Lower one of this process's limits, where it is higher."""
+    """Lower a limit of this process, if it is higher than `value`."""
     _, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
@@ -343,6 +368,7 @@ def lower_limit(limit: int, value: int, *, for_good: bool = True) -> None:
 
 
 def _checked(result: int, what: str) -> int:
+    """Return the result of a call into the C library; raise OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -352,6 +378,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -> NoReturn:
+    """Turn this fork into the requested program, and exit with its status."""
     stdin, stdout, command, reply = channels
     _end_with_parent()
     script = request["start"] == "script"
@@ -371,7 +398,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
         _limit(settings)
         run = {"script": _run_script, "function": _serve_function, "checks": _run_checks}
         run[request["start"]](request, command, reply)
-    except SystemExit as leaving:  # None means 0, and text means 1
+    except SystemExit as leaving:  # as in Python, the code None means 0, and a text means 1
         code = leaving.code
         status = code if isinstance(code, int) else int(code is not None)
     except MemoryError:
@@ -386,7 +413,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], *channels: int) -
 
 
 def _open_streams() -> None:
-    """Create Python's streams so that closing or replacing one leaves its descriptor open."""
+    """Create Python's streams, so that closing or replacing one does not close its descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         errors = "backslashreplace" if name == "stderr" else "surrogateescape"
         mode = "w" if number else "r"
@@ -396,11 +423,14 @@ def _open_streams() -> None:
 
 
 def _finish(status: int) -> int:
-    """End as Python does, but without the cleanup of the interpreter (4 of 6 ms)."""
+    """End a script like Python, but without the cleanup of the interpreter.
+
+    The cleanup would take 4 of 6 ms.
+    """
     ignored = contextlib.suppress(BaseException)
     with ignored:
         if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()  # waits for the threads
+            sys.modules["threading"]._shutdown()  # this waits for the threads
         atexit._run_exitfuncs()
     try:
         out = getattr(sys, "stdout", None)
@@ -408,7 +438,8 @@ def _finish(status: int) -> int:
             out.flush()
     except BaseException:
         status = status or 120
-    # Open files write their rest, before a file that they write to is collected.
+    # Buffered data of open files is written before a file is garbage-collected that another file
+    # object writes to.
     out = None
     for value in gc.get_objects():
         if issubclass(type(value), (io.TextIOWrapper, io.BufferedWriter)):
@@ -426,6 +457,7 @@ def _finish(status: int) -> int:
 
 
 def _compile(code: str, filename: str) -> types.CodeType:
+    """Compile a program; exit with the status SYNTAX if it does not compile."""
     try:
         return compile(code, filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, RecursionError):
@@ -433,6 +465,7 @@ def _compile(code: str, filename: str) -> types.CodeType:
 
 
 def _module(name: str, setup: str) -> dict[str, Any]:
+    """Create a module, run `setup` in it, and return its namespace."""
     module = sys.modules[name] = types.ModuleType(name)
     module.__dict__.update(__builtins__=builtins, __file__=sys.argv[0])
     exec(_compile(setup, "setup.py"), module.__dict__)
@@ -445,9 +478,10 @@ def _run_script(request: dict[str, Any], command: int, reply: int) -> None:
 
 
 def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
+    """Load a program, and answer calls of its function."""
     name = request["name"]
     namespace = _module("solution", request["setup"])
-    namespace.pop(name, None)  # a stub in the prompt is not a solution
+    namespace.pop(name, None)  # a stub of the function in the prompt must not count as a solution
     exec(_compile(request["code"], "solution.py"), namespace)
     function = namespace.get(name) or getattr(namespace.get("Solution", object)(), name, None)
     if not callable(function):
@@ -468,7 +502,10 @@ def _serve_function(request: dict[str, Any], command: int, reply: int) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """Return the exception's built-in class and, if they are plain data, its arguments as JSON."""
+    """Return the built-in class of an exception, and its arguments as JSON.
+
+    Arguments that are not plain data are left out.
+    """
     name = next(c.__name__ for c in type(error).__mro__ if c.__module__ == "builtins")
     try:
         return f"{name} {json.dumps(encode(list(error.args)))}"
@@ -477,6 +514,7 @@ def _said(error: BaseException) -> str:
 
 
 def _run_checks(request: dict[str, Any], command: int, reply: int) -> None:
+    """Run a test. Its calls of the tested function are sent to the host, which answers them."""
     namespace = _module("tests", request["setup"])
     answers = os.fdopen(command, "r")
 

@@ -15,13 +15,14 @@ from typing import Any
 
 
 class ChildProcess(subprocess.Popen[bytes]):
-    """A process that answers each line on its standard input with one on its standard output.
+    """A process that answers each line on its standard input with a line on its standard output.
 
-    It is the leader of its own session: Ctrl-C does not reach it, and its children end with it.
+    It is the leader of its own session, so that Ctrl-C does not reach it, and `end` also ends its
+    children.
 
     Args:
       command: the command to run.
-      options: options of `subprocess.Popen`, except for these two channels.
+      options: options of `subprocess.Popen`, except for standard input and output.
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
@@ -34,12 +35,12 @@ class ChildProcess(subprocess.Popen[bytes]):
         os.set_blocking(self.stdin.fileno(), False)
 
     def ask(self, request: Any, until: float, *, most: float = math.inf) -> Any:
-        """Send one line and read one, both JSON.
+        """Send a line of JSON, and return the line of JSON that the process answers.
 
         Args:
           request: any value that JSON can represent.
-          until: the deadline, in the time of `time.monotonic`.
-          most: the length of the longest accepted answer, in bytes.
+          until: the deadline, as a time of `time.monotonic`.
+          most: the largest length of an answer, in bytes.
 
         Raises:
           TimeoutError: there was no answer before the deadline.
@@ -77,8 +78,9 @@ class ChildProcess(subprocess.Popen[bytes]):
             raise EOFError from None
 
     def end(self) -> None:
-        """Kill the complete session, and wait for the process."""
-        with self:  # closes the pipes, and waits
-            if self.returncode is None:  # else another process may have this number now
+        """Kill the process and its children, and wait for the process."""
+        with self:  # this closes the pipes, and waits for the process
+            # If the process has already ended, another process may have its id now.
+            if self.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)

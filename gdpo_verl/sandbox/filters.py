@@ -1,9 +1,9 @@
 """The system calls that a program in a sandbox may make; all others fail as if they did not exist.
 
-Allowed is what a Python program needs to compute: memory, files, clocks, locks and threads. Not
-allowed are sockets, new processes and programs, signals, tracing, mounts, namespaces, io_uring
-(with which a program could do the same without these calls), and shared memory that no limit
-counts.
+A program may use the calls that Python needs to compute: memory, files, clocks, locks and threads.
+It may not use sockets, new processes and programs, signals, tracing, mounts and namespaces. It may
+not use io_uring either, because io_uring can do the same things without these calls. Shared memory
+is not allowed, because no limit counts it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ sched_yield select set_robust_list set_tid_address setitimer sigaltstack stat st
 time timer_create timer_delete timer_gettime timer_settime times umask uname wait4 waitid write
 writev
 """
-# Only where the sandbox has its own file system: Landlock does not control all of these.
+# These calls are allowed only if the sandbox has its own file system, because Landlock does not
+# control all of them.
 _WRITING = """
 chmod copy_file_range creat fallocate fchmod fchmodat flock ftruncate link linkat mkdir mkdirat
 rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime utimensat utimes
@@ -33,9 +34,11 @@ rename renameat renameat2 rmdir symlink symlinkat truncate unlink unlinkat utime
 _CLONE_THREAD = 0x10000
 _AF_UNIX = 1
 _PR_SET_NAME = 15
-# F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
+# F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC and F_GETPIPE_SZ. F_SETOWN is not allowed, because it can
+# send signals.
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not FIOSETOWN: as F_SETOWN.
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX. FIOSETOWN is not allowed, because it
+# does the same as F_SETOWN.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
@@ -43,10 +46,11 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
     """Return the filter in the kernel's format (classic BPF).
 
     Args:
-      threads: the program may start threads; only where their number is limited.
-      own_files: the program has its own file system, and may write to it.
+      threads: whether the program may start threads. Allow this only if their number is limited.
+      own_files: whether the program has its own file system, to which it may write.
 
-    Raises RuntimeError where pyseccomp or libseccomp is missing.
+    Raises:
+      RuntimeError: pyseccomp or libseccomp is missing.
     """
     try:
         import pyseccomp
@@ -71,9 +75,10 @@ def compiled(*, threads: bool, own_files: bool) -> bytes:
     for command in _IOCTL:
         permit("ioctl", pyseccomp.Arg(1, equal, command))
     permit("prctl", pyseccomp.Arg(0, equal, _PR_SET_NAME))
-    permit("prlimit64", pyseccomp.Arg(0, equal, 0))  # its own limits, not those of other processes
-    # asyncio wakes itself with a socket pair. Without address and flags, a send reaches only the
-    # other end.
+    # The program may change its own limits, but not the limits of other processes.
+    permit("prlimit64", pyseccomp.Arg(0, equal, 0))
+    # asyncio wakes itself up with a pair of sockets. Without an address and flags, data can be sent
+    # only to the other socket of the pair.
     permit("socketpair", pyseccomp.Arg(0, equal, _AF_UNIX))
     for name in ("sendto", "recvfrom"):
         permit(name, pyseccomp.Arg(3, equal, 0), pyseccomp.Arg(4, equal, 0))

@@ -1,6 +1,7 @@
-"""A Sandbox Fusion service (https://github.com/bytedance/SandboxFusion) instead of a sandbox.
+"""Run programs on a Sandbox Fusion service (https://github.com/bytedance/SandboxFusion).
 
-Every program and call is one POST to `run_code`, with code and inputs, but without expected output.
+Each program and each call is one POST request to `run_code`. A request has the code and the inputs,
+but not the expected output.
 """
 
 from __future__ import annotations
@@ -19,34 +20,35 @@ from gdpo_verl.sandbox import child
 from gdpo_verl.sandbox.protection import used
 from gdpo_verl.sandbox.session import Limits, Outcome, SandboxError, Status, read_message
 
-_PAUSES = (1, 2, 0)  # seconds after each attempt
-_BUSY = (None, 429, 502, 503, 504)  # the HTTP code; None where the service was not reached
+_PAUSES = (1, 2, 0)  # the pause after each attempt, in seconds
+# The HTTP statuses after which a request is repeated. None means that the service was not reached.
+_BUSY = (None, 429, 502, 503, 504)
 
 
 class ServiceError(SandboxError):
     """The service does not work, or there is no service at the address."""
 
-    argument = "sandbox_fusion_url"  # the text begins with it
+    argument = "sandbox_fusion_url"  # the text of the error begins with the name of this argument
 
 
 @dataclass
 class FusionSandbox:
     """A service with the interface of `Sandbox`.
 
-    A function keeps no state from one call to the next: each is a separate program.
+    A function keeps no state from one call to the next, because each call runs a new program.
     """
 
     url: str
     limits: Limits
-    semaphore: AbstractContextManager[Any] | None = None  # held during a request
-    program: str = ""  # sent by `call`
+    semaphore: AbstractContextManager[Any] | None = None  # it is held during a request
+    program: str = ""  # the program that `call` sends
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.limits.deadline
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
         """Run `setup` and then a program, from its first line to its end."""
-        # The service limits the time of each program; the time of all programs is counted here.
+        # The service limits the time of each program. The time of all programs is limited here.
         if time.monotonic() >= self.deadline:
             return Outcome(Status.DEADLINE)
         answer = self._post(
@@ -69,7 +71,7 @@ class FusionSandbox:
         return Outcome(Status(result.get("return_code")), output)
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
-        """Store the program, which is sent with every call."""
+        """Store the program, which `call` sends each time."""
         function = {"setup": setup, "code": code, "name": name}
         self.program = _caller() + f"_call_once({function!r})\n"
         return Outcome(Status.OK)
@@ -79,14 +81,15 @@ class FusionSandbox:
         outcome = self.run(self.program, arguments)
         if outcome.status is not Status.OK:
             return outcome
-        # The last complete line; the line before it says that the function is loaded.
+        # The last complete line is the reply. The line before it says that the function is loaded.
         *_, reply = outcome.text.split("\n")[:-1] or [""]
         return read_message(reply)
 
     def _post(self, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        # Longer than the service may need, because its own timeout reports a slow program.
+        # The service itself reports a slow program, so this timeout is longer than the service may
+        # need.
         patience = 10 + 2 * self.limits.timeout
         for pause in _PAUSES:
             try:
@@ -109,7 +112,10 @@ class FusionSandbox:
 
 @functools.cache
 def check_service(url: str) -> None:
-    """Run a program on the service, once; raise ServiceError where it does not work."""
+    """Run a small program on the service; raise ServiceError if the service does not work.
+
+    The result is cached, so that this happens only once in a process.
+    """
     outcome = FusionSandbox(url, Limits()).run("print(6 * 7)")
     if outcome.text.strip() != "42":
         raise _fault(url, f"print(6 * 7) gave {outcome}. Is it `…/run_code`?")
@@ -118,7 +124,10 @@ def check_service(url: str) -> None:
 
 @functools.cache
 def _caller() -> str:
-    """Return the source of the server's part that serves a function on stdin and stdout."""
+    """Return the source of a program that serves a function on its stdin and stdout.
+
+    It is the source of `child`, without its last lines that start the server.
+    """
     source = inspect.getsource(child)
     return source[: source.rindex("\n\nif __name__")] + (
         "\n\ndef _call_once(request):\n"

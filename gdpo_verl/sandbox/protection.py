@@ -1,16 +1,17 @@
-"""The protections that this machine offers for a sandbox; the best one is found by trying.
+"""Find the best protection that this machine offers for a sandbox.
 
-Each process tries them once, in this order, and uses the first in which the probe can do nothing
-that is forbidden:
+Each process tries the protections once, in the following order. It uses the first protection in
+which a test program, the *probe*, can do nothing that is forbidden.
 
-* **bubblewrap** (the program `bwrap`): its own namespaces, and a view of the file system that
-  contains Python's standard library, read-only, and an empty scratch directory in memory.
-* **landlock**, where namespaces cannot be created: the kernel allows to read the standard library
-  and to write nothing. Threads are possible only when the process runs as root.
-* **unprotected**, only where the user allows it: limits, and those of the other parts that work.
+* **bubblewrap** (the program `bwrap`): the sandbox has its own namespaces. It sees a file system
+  with Python's standard library, which is read-only, and an empty scratch directory in memory.
+* **landlock**, if namespaces cannot be created: the kernel allows reading the standard library, and
+  writing nothing. Threads are possible only if the process runs as root.
+* **unprotected**, only if the user allows it: there are only limits, and the system call filter if
+  it works.
 
-In each of them the server (`child`) adds limits and the system call filter (`filters`) to every
-program.
+With each protection, the server (`child`) sets limits and the system call filter (`filters`) for
+every program.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ used: set[str] = set()
 
 _SERVER = (visible_paths.PYTHON, "-I", "-S", "-X", "utf8", visible_paths.SERVER)
 
-# Not /tmp: Python itself may be installed below it.
+# The scratch directory is not /tmp, because Python itself may be installed below /tmp.
 _SCRATCH = "/.scratch"
 
 
 class Unprotected(RuntimeError):
     """Untrusted code would run without protection, which is not allowed."""
 
-    argument = "allow_unprotected"  # the setting that allows it
+    argument = "allow_unprotected"  # the argument that allows it
 
 
-# Prints everything forbidden that it was able to do.
+# A program that tries what is forbidden, and prints what it was able to do.
 _PROBE = """
 import os, socket, _thread, threading
 import decimal  # a library that is loaded late
@@ -84,10 +85,10 @@ def probe(protection: Protection) -> None:
         secret = os.path.join(here, "secret")
         Path(secret).write_text("secret")
         for path in (here, secret):
-            os.chmod(path, 0o777)  # so that only the sandbox protects the files
+            os.chmod(path, 0o777)  # only the sandbox must protect the files, not their mode
         with Sandbox(protection, Limits(timeout=5, deadline=30)) as sandbox:
             outcome = sandbox.run(_PROBE.format(secret=secret, here=here, parent=os.getpid()))
-    if outcome.text != "done\n":  # without this last line it did not try everything
+    if outcome.text != "done\n":  # without this last line, the probe did not try everything
         doors = ", ".join(outcome.text.split("\n")[:-1]) or outcome.status.name
         raise RuntimeError(f"the sandbox does not isolate programs; a test program {doors}")
 
@@ -96,9 +97,14 @@ def probe(protection: Protection) -> None:
 def best_protection(
     *, allow_unprotected: bool = False, site_packages: str | None = None
 ) -> Protection:
-    """Return the best protection; programs may read the packages in `site_packages`.
+    """Return the best protection that works on this machine.
 
-    Raises Unprotected where neither bubblewrap nor Landlock works, unless `allow_unprotected`.
+    Args:
+      allow_unprotected: whether to run programs even if no protection works.
+      site_packages: a directory with packages that programs may read.
+
+    Raises:
+      Unprotected: neither bubblewrap nor Landlock works, and `allow_unprotected` is False.
     """
     reasons = []
     for name, candidate in candidates(site_packages).items():
@@ -108,7 +114,7 @@ def best_protection(
             break
         except (OSError, RuntimeError) as error:
             reasons.append(f"{name}: {error}")
-    else:  # none of them works
+    else:  # no protection works
         why = "; ".join(reasons)
         if not allow_unprotected:
             raise Unprotected(
@@ -126,7 +132,10 @@ def best_protection(
 
 
 def candidates(site_packages: str | None) -> dict[str, Callable[[], Protection]]:
-    """Return the protections to try, by name, best first; each of them may raise."""
+    """Return functions that create the protections to try, by name, with the best one first.
+
+    Each function may raise an error.
+    """
     ways: dict[str, Callable[[], Protection]] = {}
     if os.geteuid() == 0:
         ways["bubblewrap as root"] = partial(_bubblewrap, site_packages, as_root=True)
@@ -143,7 +152,7 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
     command = [program]
     command += [f"--unshare-{space}" for space in spaces]
     command += ["--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
-    if as_root:  # the server loses these two when it changes the user
+    if as_root:  # the server needs these two to change the user, and then loses them
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
@@ -152,20 +161,20 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
         command += _bind(path, as_root=as_root)
     for path in hidden:
         command += ["--tmpfs", path]
-    if site_packages:  # perhaps inside a hidden directory
+    if site_packages:  # this comes later, because it may be inside a hidden directory
         command += _bind(site_packages, as_root=as_root)
     for path in hidden:
         command += ["--remount-ro", path]
-    if as_root:  # else a directory that only root may enter
+    if as_root:  # otherwise only root could enter this directory
         command += ["--perms", "0755", "--dir", "/dev"]
     command += ["--dev-bind", "/dev/null", "/dev/null"]
     scratch = None
-    if _bubblewrap_version(program) >= (0, 7):  # older ones cannot limit a size
+    if _bubblewrap_version(program) >= (0, 7):  # older versions cannot limit the size
         scratch = _SCRATCH
         command += f"--perms 1777 --size {16 << 20} --tmpfs {scratch} --chdir {scratch}".split()
         command += ["--setenv", "TMPDIR", scratch]
     command += ["--remount-ro", "/", "--", *_SERVER]
-    # Root's processes are never counted against a limit, unless the server changes the user.
+    # The kernel does not limit the number of threads of root, unless the server changes the user.
     threads = as_root or os.geteuid() != 0
     code = filters.compiled(threads=threads, own_files=bool(scratch))
     settings = _settings(code, site_packages) | {"scratch": scratch}
@@ -175,7 +184,8 @@ def _bubblewrap(site_packages: str | None, *, as_root: bool) -> Protection:
 
 def _bind(path: str, *, as_root: bool) -> list[str]:
     options = []
-    if as_root:  # else the path would be as private as a directory in root's home
+    # With root, bubblewrap would create the parent directories so that only root may enter them.
+    if as_root:
         for parent in list(Path(path).parents)[-2::-1]:
             options += ["--perms", "0755", "--dir", str(parent)]
     return [*options, "--ro-bind-try", path, path]
@@ -197,13 +207,13 @@ def _landlock(site_packages: str | None) -> Protection:
         for path in readable
         for rule in visible_paths.landlock_rules(os.path.realpath(path), hidden)
     ]
-    rules = list(dict.fromkeys(rules))  # /lib may be /usr/lib
+    rules = list(dict.fromkeys(rules))  # there may be duplicates, because /lib may be /usr/lib
     settings = _settings(code, site_packages) | {"landlock": rules, "drop_capabilities": root}
     return Protection("landlock", _SERVER, settings, own_user)
 
 
 def unprotected(site_packages: str | None) -> Protection:
-    """Return a protection with limits only, and with the system call filter where it works."""
+    """Return a protection with only limits, and with the system call filter if it works."""
     code = b""
     with contextlib.suppress(RuntimeError):
         code = filters.compiled(threads=True, own_files=True)

@@ -1,4 +1,4 @@
-"""One sandbox, seen from outside: start it, run programs in it, and end it with its contents."""
+"""A sandbox from the outside: start it, run programs in it, and end it with its programs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class SandboxError(RuntimeError):
 
 
 class Status(Enum):
-    """The end of a program, or of one call into it.
+    """How a program ended, or a call of its function.
 
     The values are the statuses and events that the server (`child`) reports.
     """
 
     OK = 0
-    EXCEPTION = 1  # it raised, was killed, or ended with any other status
-    MEMORY = child.MEMORY  # it needed more memory than allowed
-    SYNTAX = child.SYNTAX  # it does not compile
-    NO_FUNCTION = child.MISSING  # it does not define the function that the tests call
-    TIMEOUT = "timeout"  # it took longer than a test may
-    OUTPUT = "output"  # it wrote more than allowed
-    NOT_PLAIN = "not plain"  # the function returned something that is not plain data
+    EXCEPTION = 1  # the program raised, was killed, or ended with any other status
+    MEMORY = child.MEMORY  # the program needed more memory than allowed
+    SYNTAX = child.SYNTAX  # the program does not compile
+    NO_FUNCTION = child.MISSING  # the program does not define the function that the tests call
+    TIMEOUT = "timeout"  # the program took longer than a test may take
+    OUTPUT = "output"  # the program wrote more than allowed
+    NOT_PLAIN = "not plain"  # the function returned a value that is not plain data
     DEADLINE = "deadline"  # the time for all tests of the response was over
 
     @classmethod
@@ -51,16 +51,18 @@ class Outcome:
     """The result of a program."""
 
     status: Status
-    text: str = ""  # a script's standard output, or a function's message (`child`)
+    text: str = ""  # the standard output of a script, or the message of a function (see `child`)
 
 
 @dataclass(frozen=True)
 class Limits:
     """The resources that a program may use."""
 
-    timeout: float = 4.0  # seconds of CPU time per test, rounded up; twice as many of real time
-    deadline: float = 15.0  # seconds of real time for everything that one sandbox does
-    memory_limit_mb: float = 1024  # address space of a program, in MiB
+    # The CPU time for each test, in seconds, which is rounded up. The limit of real time is twice
+    # as long.
+    timeout: float = 4.0
+    deadline: float = 15.0  # the real time for everything that one sandbox does, in seconds
+    memory_limit_mb: float = 1024  # the address space of a program, in MiB
 
     def __post_init__(self) -> None:
         check_positive("timeout", self.timeout, "seconds")
@@ -69,7 +71,7 @@ class Limits:
 
     @property
     def cpu_seconds(self) -> int:
-        """The timeout in full seconds, as the kernel expects it."""
+        """The timeout in whole seconds, because the kernel's limit has whole seconds."""
         return math.ceil(self.timeout)
 
 
@@ -78,19 +80,19 @@ class Protection:
     """A way to start a sandbox."""
 
     name: str  # bubblewrap (as root or not), landlock or unprotected
-    command: tuple[str, ...]  # starts the server
-    settings: dict[str, Any]  # what the server must know about it (`child.confine`)
-    # The server changes to a user that no other process has. Then its threads can be limited,
-    # although this process belongs to root.
+    command: tuple[str, ...]  # the command that starts the server (`child`)
+    settings: dict[str, Any]  # the settings with which the server confines itself
+    # Whether the server changes to a user that no other process has. Then the kernel can limit the
+    # number of its threads, although this process belongs to root.
     own_user: bool = False
 
 
 @dataclass
 class Sandbox(AbstractContextManager["Sandbox"]):
-    """A running sandbox; a context manager, not shared between threads.
+    """A running sandbox. It is a context manager, and must not be shared between threads.
 
-    Programs run one after the other, each in a process that inherits nothing from the others.
-    `imports` are modules that are loaded once for all programs.
+    Programs run one after the other. Each of them has its own process, which inherits nothing from
+    earlier programs. `imports` are modules that are loaded once for all programs.
     """
 
     protection: Protection
@@ -105,15 +107,18 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         self.close()
 
     def run(self, code: str, stdin: str = "", *, setup: str = "") -> Outcome:
-        """Run a program to its end; `setup` runs first in the same module, for example imports."""
+        """Run a program to its end. `setup`, such as imports, runs first in the same module."""
         answer = self._ask({"start": "script", "setup": setup, "code": code, "stdin": stdin})
         return Outcome(self._status(answer), answer.get("text", ""))
 
     def load(self, setup: str, code: str, name: str) -> Outcome:
-        """Start a program whose function `name`, or method of `Solution`, `call` then calls.
+        """Start a program, so that `call` can call its function.
 
-        `setup` runs first in the same module, for example the imports of a prompt; a function
-        `name` in it is removed.
+        Args:
+          setup: code that runs first in the same module, such as the imports of a prompt. A
+            function with the same name in it is removed.
+          code: the program.
+          name: the name of the function, or of a method of the class `Solution`.
         """
         request = {"start": "function", "setup": setup, "code": code, "name": name}
         outcome = self._call(request)
@@ -121,14 +126,19 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         return Outcome(Status.OK) if outcome.status is Status.NOT_PLAIN else outcome
 
     def call(self, arguments: str) -> Outcome:
-        """Call the loaded function; `arguments` is JSON of `child.encode([args, kwargs])`.
+        """Call the loaded function. `arguments` is JSON of `child.encode([args, kwargs])`.
 
-        It may also answer a call that a test has made, with the message of a function.
+        After `check`, this answers a call of the test. `arguments` is then the message of the
+        function that was called.
         """
         return self._call({"send": arguments})
 
     def check(self, setup: str, test: str, name: str) -> Outcome:
-        """Start a test: `C` and its first call's arguments, `P` for passed, or other text."""
+        """Start a test, and return its first message.
+
+        The message is `C` and the arguments of the first call, `P` if the test passed, or any other
+        text if it failed.
+        """
         request = {"start": "checks", "setup": setup, "code": test, "name": name}
         return self._call({**request, "wall": self.limits.deadline})
 
@@ -143,13 +153,13 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         if "message" in answer:
             return read_message(answer["message"])
         status = self._status(answer)
-        # It ended before it answered, which is not a success, whatever its status.
+        # The program ended before it answered, which is not a success, whatever its status is.
         return Outcome(Status.EXCEPTION if status is Status.OK else status)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of the server: a message or an event."""
         wall = 2 * self.limits.timeout + 1
-        # Every character may become "\\u0000".
+        # In JSON a character may become six characters, such as "\\u0000".
         most = 6 * child.OUTPUT + 4096
         used = self.process is not None
         try:
@@ -160,7 +170,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             self.close()
             return {"event": "deadline"}
         except EOFError:
-            self.close()  # something killed the server, perhaps an effect of the last program
+            self.close()
+            # The server was killed. The cause may be the previous program, so a new program is
+            # tried again in a new server.
             if used and "start" in request:
                 return self._ask(request)
             return {"event": "exit", "status": -signal.SIGKILL}
@@ -179,8 +191,8 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 self.protection.command,
                 stderr=errors,
                 cwd="/",
-                # Without the trainer's variables, which may contain keys. An arena is 64 MiB of
-                # address space.
+                # The trainer's variables are left out, because they may contain keys. Each arena of
+                # malloc takes 64 MiB of the address space, so there is only one.
                 env={"LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"},
             )
             try:
@@ -188,8 +200,8 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             except EOFError:
                 self.close()
                 errors.seek(0)
-                said = errors.read()[-400:].decode(errors="replace").strip()
-                text = f"the sandbox {self.protection.name} did not start: {said}"
+                output = errors.read()[-400:].decode(errors="replace").strip()
+                text = f"the sandbox {self.protection.name} did not start: {output}"
                 raise SandboxError(text) from None
         return self.process
 
@@ -197,9 +209,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         if answer["event"] != "exit":
             return Status(answer["event"])
         code = answer["status"]
-        # SIGKILL follows where the program ignores the signal. The CPU time that the kernel reports
-        # may be less than the time for which it kills, on a busy machine by more than a tick or
-        # two.
+        # If a program ignores SIGXCPU, the kernel kills it with SIGKILL. The CPU time that the
+        # kernel reports may be less than the limit at which it killed the program. On a busy
+        # machine the difference may be more than a few ticks, so half of the limit is enough.
         spent = answer.get("cpu", 0) >= 0.5 * self.limits.cpu_seconds
         if code == -signal.SIGXCPU or (code == -signal.SIGKILL and spent):
             return Status.TIMEOUT
@@ -207,12 +219,16 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
 
 def _unused_user() -> int:
-    # Above the ranges that distributions use, and different for each process and sandbox.
+    """Return a user id that no other process has."""
+    # It is above the ranges that distributions use, and different for each process and sandbox.
     return (1 << 30) + (os.getpid() % (1 << 22)) * 128 + next(_numbers) % 128
 
 
 def read_message(text: str) -> Outcome:
-    """Read the message of a function (`child`), but not the value, which may be anything."""
+    """Read the status in the message of a function (see `child`).
+
+    The value in the message is not read, because it may be anything.
+    """
     if text.startswith("V"):
         return Outcome(Status.OK, text)
     if text.startswith("E"):

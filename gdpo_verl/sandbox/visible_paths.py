@@ -1,4 +1,4 @@
-"""The part of the file system that a sandboxed program can see: Python's standard library."""
+"""The part of the file system that a program in a sandbox can read: Python's standard library."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LIBRARIES = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"]
 
 
 def readable() -> list[str]:
-    """Return the paths that a Python program must read; `hidden` removes packages from them."""
+    """Return the paths that a Python program needs to read. `hidden` has exceptions."""
     shared = [str(path) for path in Path(STDLIB).parent.glob("libpython*")]
     system = [*_LIBRARIES, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
     return [*system, PYTHON, STDLIB, SERVER, *shared]
 
 
 def hidden(site_packages: str | None) -> list[str]:
-    """Return the packages in the readable paths, because they may contain data sets and tests.
+    """Return the directories of packages that must be hidden within the readable paths.
 
-    Every directory has the name that it has in the view and its real name. Directories in
-    `site_packages` are left out.
+    Packages may contain data sets and tests. Each directory is listed with its name among the
+    readable paths and with its real name. Directories in `site_packages` are not hidden.
     """
     places = [glob.escape(STDLIB)]
     places += [f"{library}/*" for library in _LIBRARIES]
@@ -45,7 +45,11 @@ def hidden(site_packages: str | None) -> list[str]:
 
 
 def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
-    """List everything except what is hidden, because Landlock cannot revoke a permission."""
+    """Yield the paths that may be read, and whether everything below a path may be read.
+
+    Landlock can allow a directory, but cannot forbid a part of it. Therefore a directory with
+    hidden parts is split into its entries.
+    """
     if path in hidden:
         return
     if not any(other.startswith(path + "/") for other in hidden):
@@ -53,7 +57,7 @@ def landlock_rules(path: str, hidden: list[str]) -> Iterator[tuple[str, bool]]:
         return
     yield path, False
     for entry in os.scandir(path):
-        if not entry.is_symlink():  # a rule would allow its target
+        if not entry.is_symlink():  # a rule for a link would allow the target of the link
             yield from landlock_rules(entry.path, hidden)
 
 

@@ -1,8 +1,8 @@
-"""Knowledge of verl and of other packages, for the plug-in and all that comes after it.
+"""The code that depends on details of verl and of other packages.
 
-- `dependencies` compares what we use of another package with its installed source.
+- `dependencies` compares the parts of another package that we use with its installed source.
 - `hooks` changes modules of other packages.
-- `row_key` is verl's key of a row.
-- `model` reads the model of a run from verl's configuration.
+- `row_key` reads and writes verl's keys of rows.
+- `model` checks the model of a run in verl's configuration.
 - `loopback` keeps the sockets of Ray, vLLM and torch on one machine.
 """

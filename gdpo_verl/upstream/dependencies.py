@@ -1,6 +1,6 @@
 """Compare the parts of other packages that we depend on with their installed source.
 
-Nothing is imported, so the result is known before anything is wrapped.
+The source is parsed and not imported, so the result is known before any function is wrapped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Dependency:
     """A name of another package that we wrap, call or override.
 
     Attributes:
-      name: a function, a class, a method as Class.method, or a variable of its module.
-      parameters: the parameters of a function in order, as our function takes them or as we pass
-        them; further parameters may follow after "...".
+      name: the name of a function, a class or a variable of a module, or Class.method.
+      parameters: the parameters of the function in order, as our function takes them or as we pass
+        them. After "..." the function may have further parameters.
       reads: names that must occur in the source, because we read them.
-      writes: texts that must occur in its strings, because we look for them in what it writes:
-        lines of a log, or names of files.
+      writes: texts that must occur in the strings of the source, because we look for them in what
+        the function writes: lines of a log, or names of files.
     """
 
     name: str
@@ -32,7 +32,8 @@ class Dependency:
     writes: Sequence[str] = ()
 
 
-Contract = Mapping[str, Sequence[Dependency]]  # the key is the module, inside the package
+Contract = Mapping[str, Sequence[Dependency]]
+"""The dependencies on a package, by the name of the module inside the package."""
 
 
 def source_of(package: str) -> Path:
@@ -44,9 +45,9 @@ def source_of(package: str) -> Path:
 
 
 def violations(root: Path, contract: Contract, optional: Container[str] = ()) -> list[str]:
-    """Return a sentence for each part of the contract that the package in `root` breaks.
+    """Return a text for each dependency that the package in `root` does not meet.
 
-    Optional modules may be missing, because then there is nothing to wrap.
+    The modules in `optional` may be missing, because then there is nothing to wrap.
     """
     return [
         f"{root.name}.{module}.{dependency.name} {problem}"
@@ -58,14 +59,16 @@ def violations(root: Path, contract: Contract, optional: Container[str] = ()) ->
 
 
 def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
+    """Yield what is wrong with the definition of a name; `node` is None if there is none."""
     if node is None:
         yield "is not there"
         return
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         arguments = node.args
-        actual = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        actual = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         expected = dependency.parameters.split()
-        # Without the dots, we wrap or override it with these parameters only, so none may be added.
+        # Without the dots, our own function has exactly these parameters, so that the package must
+        # not add one.
         same = actual == expected
         if expected[-1:] == ["..."]:
             first = len(expected) - 1
@@ -82,10 +85,12 @@ def _compare(dependency: Dependency, node: ast.AST | None) -> Iterator[str]:
 
 
 def _find(module: str, name: str, root: Path) -> ast.AST | None:
+    """Find the definition of a dotted name, such as Class.method, in a module."""
     first, *inner = name.split(".")
     node = _definition(module, first, root)
     for part in inner:
-        node = next((each for each in getattr(node, "body", ()) if part in _defines(each)), None)
+        body = getattr(node, "body", ())
+        node = next((statement for statement in body if part in _defines(statement)), None)
     return node
 
 
@@ -95,7 +100,8 @@ def _definition(module: str, name: str, root: Path) -> ast.AST | None:
         if name in _defines(node):
             return node  # type: ignore[no-any-return]
         if isinstance(node, ast.ImportFrom):
-            # A package's __init__ imports from its modules, and moved names are often imported too.
+            # The __init__ of a package imports names from its modules. A name that has moved to
+            # another module is often imported at its old place.
             package = module.split(".")[: -node.level] if node.level else []
             source = ".".join([*package, node.module or ""])
             for alias in node.names:
@@ -106,6 +112,7 @@ def _definition(module: str, name: str, root: Path) -> ast.AST | None:
 
 @cache
 def _module(path: Path) -> ast.AST | None:
+    """Parse a module or the __init__ of a package; `path` has no suffix."""
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file():
             return ast.parse(file.read_text(encoding="utf-8"))
@@ -113,6 +120,7 @@ def _module(path: Path) -> ast.AST | None:
 
 
 def _defines(node: ast.AST) -> list[str]:
+    """Return the names that a statement defines."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return [node.name]
@@ -125,8 +133,8 @@ def _defines(node: ast.AST) -> list[str]:
 
 def _words(node: ast.AST) -> Iterator[str]:
     """Yield every name, attribute, keyword and string in a piece of source."""
-    for each in ast.walk(node):
+    for part in ast.walk(node):
         for field in ("id", "attr", "arg", "name", "value"):
-            word = getattr(each, field, None)
+            word = getattr(part, field, None)
             if isinstance(word, str):
                 yield word

@@ -1,4 +1,4 @@
-"""Change modules of other packages: after their import, and by wrapping functions."""
+"""Change modules of other packages after their import, and wrap their functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Hook = Callable[[Any], None]
 
 
 def when_imported(name: str) -> Callable[[Hook], Hook]:
-    """Call the decorated hook with module `name` after its import, at once if it is imported.
+    """Call the decorated hook with the module `name` after the module is imported.
 
-    An exception of the hook is logged and not raised: the importer would get it, and the next
-    import would succeed without the hook.
+    If the module is already imported, the hook is called at once. An exception in the hook is
+    logged and not raised, because the code that imports the module would get it. Its next import of
+    the module would then succeed without the hook.
     """
 
     def register(hook: Hook) -> Hook:
@@ -37,9 +38,10 @@ def when_imported(name: str) -> Callable[[Hook], Hook]:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` with ``wrapper(original, *args, **kwargs)``.
+    """Replace ``owner.name`` with a function that calls ``wrapper(original, *args, **kwargs)``.
 
-    The replacement is a plain function, which Ray can pickle; it cannot pickle wrapt's proxies.
+    The replacement is a plain function, because Ray can pickle it. Ray cannot pickle wrapt's
+    proxies.
     """
     original = getattr(owner, name)
 

@@ -1,9 +1,10 @@
-"""Keep the sockets of a run on one machine at the loopback address.
+"""Let the processes of a run on one machine listen only at the loopback address.
 
-The processes of a run trust each other. TransferQueue 0.1.11 unpickles what it receives
+The processes of a run trust each other. TransferQueue 0.1.11 unpickles the data that it receives
 (transfer_queue/utils/zmq_utils.py, `ZMQMessage.deserialize`), and verl's vLLM server replies
 without a key (verl/workers/rollout/vllm_rollout/vllm_async_server.py). Both listen at the address
-that Ray reports for the node. A cluster needs that address; one machine does not.
+that Ray reports for the node, where other machines may reach them. A cluster needs this address,
+but a single machine does not.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from gdpo_verl.upstream.model import joins_cluster
 
 ADDRESS = "127.0.0.1"
 _VARIABLES = {
-    # Ray's own switch, whose default is "1" on Linux: with "0" its node is at 127.0.0.1
-    # (ray/_private/services.py, `get_node_ip_address`), and its servers listen there alone.
+    # This switch of Ray is "1" by default on Linux. With "0" the address of the node is 127.0.0.1
+    # (ray/_private/services.py, `get_node_ip_address`), and Ray's servers listen only there.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "VLLM_HOST_IP": ADDRESS,
     "GLOO_SOCKET_IFNAME": "lo",
@@ -28,7 +29,9 @@ _VARIABLES = {
 
 
 def variables_for(config: Any) -> Mapping[str, str]:
-    """Return the variables of a run on one machine that starts its own Ray; none for another.
+    """Return the environment variables for a run on one machine that starts its own Ray.
+
+    For all other runs the result is empty.
 
     Args:
       config: verl's configuration.
@@ -39,28 +42,30 @@ def variables_for(config: Any) -> Mapping[str, str]:
 
 
 def listen_locally(config: Any) -> None:
-    """Set the variables that are not set in this process; Ray's processes inherit them."""
+    """Set the variables in this process, unless they are set; Ray's processes inherit them."""
     for name, value in variables_for(config).items():
         os.environ.setdefault(name, value)
     if os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0":
         from ray._private import ray_constants
 
-        ray_constants.ENABLE_RAY_CLUSTER = False  # Ray reads the variable when it is imported
+        # Ray reads the variable when it is imported, which may have happened already.
+        ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def bind(host: str, port: int = 0) -> int:
-    """Return the file descriptor of a socket that is bound to `host` alone, for a `TCPStore`."""
+    """Return the file descriptor of a socket that listens only at `host`, for a `TCPStore`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family).detach()
 
 
 def store_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a torch `TCPStore` that listens at its own host only.
+    """Return the arguments for a torch `TCPStore`, changed so that it listens only at its host.
 
-    torch's store listens on all interfaces, also if its host is 127.0.0.1
-    (torch/distributed/rendezvous.py, `_create_c10d_store`), unless it is given a socket.
+    Without a socket among its arguments, torch's store listens on all interfaces, even if its host
+    is 127.0.0.1 (torch/distributed/rendezvous.py, `_create_c10d_store`).
     """
     if arguments.get("host_name") == ADDRESS and arguments.get("is_master"):
-        with contextlib.suppress(OSError):  # this process has a store there, which is shared
+        # An OSError means that this process already has a store at this port, which torch reuses.
+        with contextlib.suppress(OSError):
             return arguments | {"master_listen_fd": bind(ADDRESS, arguments["port"])}
     return arguments

@@ -1,4 +1,4 @@
-"""verl's key of a row."""
+"""The key with which verl names a row of a batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 class RowKey(NamedTuple):
     """The key ``{uid}_{session}_{output}`` (verl/trainer/ppo/v1/agent_loop_tq.py)."""
 
-    uid: str  # of the prompt; it may contain underscores
-    session: int  # the number of the rollout of this prompt
-    output: int  # the number of the output of this session
+    uid: str  # the uid of the prompt, which may contain underscores
+    session: int  # the number of the rollout among those of the prompt; verl calls it a session
+    output: int  # the number of the output among those of the session
 
     @classmethod
     def parse(cls, key: str) -> RowKey:
@@ -31,7 +31,7 @@ class RowKey(NamedTuple):
 
 
 def uid_of(name: str) -> str:
-    """Return the prompt's uid in a key; a name that is not a key is a uid itself.
+    """Return the uid of the prompt in a key. A name that is not a key is returned as a uid.
 
     >>> uid_of("a_b_0_12"), uid_of("question_7")
     ('a_b', 'question_7')

@@ -139,7 +139,7 @@ RAMPS = {name: {"from": 0.0, "to": 1.0, "steps": 4} for name in ("right", "short
         ({"config": {"gdpo": {"schedule": RAMPS}}, "step": "3"}, "1 for the first; found '3'"),
         ({"components": 3}, "components: expected names or Component objects, found 3"),
         ({"groups": [0, 1, 2, 3]}, "groups: expected at least 2 responses to a prompt, found 1"),
-        ({"token_counts": [1, 2]}, "token_counts: expected 4, one a response"),
+        ({"token_counts": [1, 2]}, "token_counts: expected 4, one for each response"),
         ({"token_counts": [3, 3, -1, 3]}, NO_COUNT),
         ({"token_counts": [3, 3, 1.5, 3]}, NO_COUNT),
         ({"token_counts": [3, 3, math.nan, 3]}, NO_COUNT),

@@ -1,1 +1,1 @@
-"""The list of checks that can reject a run, and the code with which they read it."""
+"""The checks that can reject a run, and the code with which they read its settings."""

@@ -1,4 +1,4 @@
-"""Check that verl can divide a batch among devices, and on each device into micro-batches."""
+"""Check that verl can divide a batch among the devices, and into micro-batches on each device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _ACTOR = "actor_rollout_ref"
 
 
 def check(config: Any) -> None:
-    """Reject a batch that verl's default trainer cannot divide; verl finds out in the first step.
+    """Reject a batch that verl's default trainer cannot divide.
 
-    verl fills a batch up to complete mini-batches (verl/trainer/ppo/v1/trainer_base.py,
-    `_balance_batch`); without dynamic batches micro-batches must divide a device's rows of it
-    (verl/workers/engine/utils.py, `prepare_micro_batches`).
+    Without this check verl would fail in the first step. verl fills a batch up to complete
+    mini-batches (verl/trainer/ppo/v1/trainer_base.py, `_balance_batch`). Without dynamic batches,
+    the rows of each device must be divisible into micro-batches (verl/workers/engine/utils.py,
+    `prepare_micro_batches`).
 
     Raises:
-      ValueError: names the key and the number of responses.
+      ValueError: the batch cannot be divided. The error names the key and the number of responses.
     """
     if not on_default_trainer(config):
         return
@@ -43,15 +44,15 @@ def check(config: Any) -> None:
     if not correction.get("bypass_mode", False):
         size = rollout.log_prob_micro_batch_size_per_gpu
         sizes["rollout.log_prob"] = (rollout.log_prob_use_dynamic_bsz, size, filled)
-    # With LoRA the actor is the reference.
+    # With LoRA the actor without its adapter is the reference policy.
     if actor.use_kl_loss and not config[_ACTOR].model.get("lora_rank", 0):
         size = ref.log_prob_micro_batch_size_per_gpu
         sizes["ref.log_prob"] = (ref.log_prob_use_dynamic_bsz, size, filled)
     for name, (is_dynamic, size, rows) in sizes.items():
-        own = rows // devices
-        if size and not is_dynamic and own % size:
+        per_device = rows // devices
+        if size and not is_dynamic and per_device % size:
             raise ValueError(
-                f"{_ACTOR}.{name}_micro_batch_size_per_gpu: expected a divisor of the {own} "
-                f"responses of a device, found {size}. Use {math.gcd(own, size)}, or set "
+                f"{_ACTOR}.{name}_micro_batch_size_per_gpu: expected a divisor of the {per_device} "
+                f"responses of a device, found {size}. Use {math.gcd(per_device, size)}, or set "
                 f"{_ACTOR}.actor.use_dynamic_bsz=true."
             )

@@ -1,7 +1,7 @@
 """The checks that can reject a run before its first rollout, in the order in which they run.
 
-Each check raises ValueError, which names the configuration key in full and the remedy. The table in
-docs/settings.md lists the same checks.
+Each check raises ValueError. The error names the configuration key in full, and the remedy. The
+table in docs/settings.md lists the same checks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from gdpo_verl.upstream.model import check_lora, check_model, joins_cluster
 
 logger = logging.getLogger(__name__)
 
-# Training rows whose prompts are measured.
+# The number of training rows whose prompts are measured.
 MEASURED = 32
-# Where verl's old keys of the reward are now. verl 0.9.1 has them in its configuration, and its
-# default trainer reads none (verl/experimental/reward_loop/reward_loop.py,
-# `migrate_legacy_reward_impl`, which only fully_async still calls).
+# verl's old keys for the reward, each with the key that replaced it. verl 0.9.1 still has the old
+# keys in its configuration, but its default trainer does not read them
+# (verl/experimental/reward_loop/reward_loop.py, `migrate_legacy_reward_impl`, which only
+# fully_async still calls).
 _OLD_REWARD_KEYS = {
     "custom_reward_function.path": "reward.custom_reward_function.path",
     "custom_reward_function.name": "reward.custom_reward_function.name",
@@ -50,7 +51,7 @@ _OLD_REWARD_KEYS = {
 
 
 class Moment(Enum):
-    """The earliest moment at which a check is possible: what is known by then."""
+    """The earliest moment at which a check is possible, named by what is known then."""
 
     KEYS = "Keys and values"
     CONFIGURATION = "The complete configuration"
@@ -66,8 +67,9 @@ class Run:
 
     Attributes:
       config: verl's configuration.
-      trainer: verl's, with its data; from `Moment.ROWS` on.
-      returned: what the reward function returned, by the names of the rows; for `Moment.RETURNED`.
+      trainer: verl's trainer with its data. It is known from `Moment.ROWS` on.
+      returned: the dicts that the reward function returned, by the names of the rows. They are
+        known in `Moment.RETURNED`.
     """
 
     config: Any
@@ -81,12 +83,12 @@ class Run:
 
     @cached_property
     def objective(self) -> Objective | None:
-        """The components, in which the settings are resolved; None where there are none for us."""
+        """The components with the settings that apply to them; None if there are no components."""
         return objective_of(self.config)
 
 
 def check_verl(run: Run) -> None:
-    """Reject GDPO on a verl that does not fit."""
+    """Reject GDPO if the installed verl is not supported."""
     reason = contract.first_violation()
     if reason and is_gdpo(run.config):
         raise ValueError(f"algorithm.adv_estimator=gdpo: {reason}")
@@ -107,7 +109,7 @@ def check_keys(run: Run) -> None:
 
 
 def check_old_keys(run: Run) -> None:
-    """Reject verl's old keys of the reward where they contradict the new ones."""
+    """Reject verl's old keys for the reward if they contradict the new keys."""
     for key, new in _OLD_REWARD_KEYS.items():
         value = OmegaConf.select(run.config, key)
         if value is not None and OmegaConf.select(run.config, new) != value:
@@ -118,7 +120,7 @@ def check_old_keys(run: Run) -> None:
 
 
 def check_schedule(run: Run) -> None:
-    """Reject scheduled weights where they would have no effect."""
+    """Reject scheduled weights if they would have no effect."""
     config = run.config
     if OmegaConf.select(config, "algorithm.gdpo.schedule") is None:
         return
@@ -149,7 +151,7 @@ def check_reward_manager(run: Run) -> None:
 
 
 def check_lengths(run: Run) -> None:
-    """Reject a model length that leaves long prompts no tokens for a response."""
+    """Reject a maximal model length that leaves no tokens for the response to a long prompt."""
     config = run.config
     most = config.actor_rollout_ref.rollout.get("max_model_len")
     prompt = config.data.max_prompt_length
@@ -163,7 +165,7 @@ def check_lengths(run: Run) -> None:
 
 
 def load_functions(run: Run) -> None:
-    """Import the user's own variant and derived components."""
+    """Import the user's functions: an own variant, and derived components."""
     settings = run.settings
     _ = settings.chosen_variant
     for derived in settings.derived.values():
@@ -171,7 +173,7 @@ def load_functions(run: Run) -> None:
 
 
 def check_kl(run: Run) -> None:
-    """Reject a penalty in the rewards, which GDPO does not read."""
+    """Reject a KL penalty in the rewards, because GDPO does not use it."""
     if is_gdpo(run.config) and run.config.algorithm.get("use_kl_in_reward", False):
         raise ValueError(
             "algorithm.use_kl_in_reward: true has no effect under GDPO, which reads the reward "
@@ -187,18 +189,22 @@ def check_group_size(run: Run) -> None:
 
 
 def check_variant(run: Run) -> None:
-    """Reject a variant that cannot work with these components and groups; try a user's own."""
+    """Reject a variant that cannot work with these components and groups.
+
+    A user's own variant is called on a small batch.
+    """
     if run.objective is None:
         return
-    # Groups of one response are no fault of the components: see `check_group_size`.
+    # Groups of one response are not checked here, because `check_group_size` rejects them.
     size = run.config.actor_rollout_ref.rollout.n
     run.objective.check_groups(size if is_gdpo(run.config) and size > 1 else None)
 
 
 def check_trainer(run: Run) -> None:
-    """Reject components that may be absent where verl's trainer makes columns of them.
+    """Reject settings that only verl's default trainer supports, if another trainer runs.
 
-    All but the default one take the keys of a batch's first response for all its responses
+    In particular, components that may be absent need the default trainer. The other trainers use
+    the keys of the first response for all responses of a batch
     (verl/experimental/agent_loop/agent_loop.py, `_postprocess`).
     """
     objective = run.objective
@@ -235,7 +241,7 @@ def check_arguments(run: Run) -> None:
 
 
 def check_responses(run: Run) -> None:
-    """Call the reward function, and reject what it returns where it is not what it declares."""
+    """Call the reward function, and reject it if it does not return what it declares."""
     run.returned = reward.probe_reward(run.trainer)
     objective_of(run.config, run.returned)
 
@@ -265,7 +271,7 @@ def warn_of_no_effect(run: Run) -> None:
     ignored = {
         "algorithm.gdpo.variant": settings.variant != "gdpo",
         "algorithm.gdpo.gate": settings.gate is not None,
-        # Our manager makes them part of the score.
+        # With our manager, conditions and weights are part of the score, and have an effect.
         "algorithm.gdpo.conditions": settings.conditions and manager != MANAGER_NAME,
         "algorithm.gdpo_reward_weights": settings.reward_weights and manager != MANAGER_NAME,
     }
@@ -283,7 +289,7 @@ def warn_of_no_effect(run: Run) -> None:
 
 
 def _other_filter(config: Any) -> str | None:
-    """The metric by which verl filters groups, where it does and the metric is not ours."""
+    """Return the metric by which verl filters groups; None without a filter or with ours."""
     node = config.algorithm.get("filter_groups") or {}
     metric: str | None = node.get("metric")
     return metric if node.get("enable", False) and metric != FILTER_METRIC else None
@@ -291,7 +297,7 @@ def _other_filter(config: Any) -> str | None:
 
 def _warn_about_filter(run: Run) -> None:
     metric = _other_filter(run.config)
-    # A gate closes the groups that such a filter drops.
+    # A gate on the same component excludes the same groups as the filter.
     if not metric or run.settings.gate == {"on": metric, "when": "constant"}:
         return
     logger.warning(
@@ -344,9 +350,10 @@ CHECKS: Mapping[Moment, Mapping[str, Callable[[Run], object]]] = {
 
 
 def check_before_ray(config: Any) -> None:
-    """Make the checks of verl's driver, where the trainer may run on another machine.
+    """Make the checks that are possible in verl's driver, before Ray starts.
 
-    A run that uses nothing of the plug-in is not checked.
+    If the run joins a cluster, the trainer may run on another machine, whose files are checked
+    later. A run that does not use the plug-in is not checked.
     """
     if not uses_plugin(config):
         return
@@ -359,10 +366,11 @@ def check_before_ray(config: Any) -> None:
 def check_run(run: Run, *moments: Moment) -> None:
     """Make the checks of these moments, in the order of the list.
 
-    A run with another estimator is not rejected because of a verl that does not fit.
+    If the installed verl is not supported, a run with another estimator is not checked, because
+    none of our hooks are installed.
 
     Raises:
-      ValueError: of the first check that rejects the run.
+      ValueError: a check rejects the run.
     """
     if contract.first_violation() and not is_gdpo(run.config):
         return

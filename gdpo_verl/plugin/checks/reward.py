@@ -1,6 +1,7 @@
-"""The configured reward called before the first rollout, and complaints of what it returns.
+"""Call the configured reward function before the first rollout, and check what it returns.
 
-The complaints are those of `check_reward`, too.
+The functions here that return a text return a complaint, or an empty text if nothing is wrong.
+The command `gdpo-verl check-reward` uses them, too.
 """
 
 from __future__ import annotations
@@ -32,23 +33,30 @@ from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
 
-# The largest relative difference of a score from the sum of its components; verl keeps float32.
+# The largest relative difference between a score and the sum of its components. verl stores the
+# score as float32.
 SCORE_TOLERANCE = 1e-4
 
 
 @random_state_kept()
 def probe_reward(trainer: Any) -> dict[str, dict[str, Any]]:
-    """Call the configured reward with an empty response to a row of each data source of both files.
+    """Call the configured reward function with an empty response, once for each data source.
+
+    It is called for the first row of each data source in the training data and, if the run
+    validates, in the validation data.
 
     Args:
-      trainer: verl's; its `config`, `tokenizer`, `train_dataset` and `val_dataset` are read.
+      trainer: verl's trainer. Its `config`, `tokenizer`, `train_dataset` and `val_dataset` are
+        read.
 
     Returns:
-      The dict that it returned (verl's `reward_extra_info`) for each row of the training data, by
-      the row's name; {} when it needs a reward model, which does not run yet.
+      The dict that the function returned (verl's `reward_extra_info`) for each row of the training
+      data, by the name of the row. The result is empty if the rewards need a reward model, because
+      the model does not run yet.
 
     Raises:
-      ValueError: it cannot be called, raised, or returned what ends a run.
+      ValueError: the function cannot be called, raised an exception, or returned a value that would
+        end the run.
     """
     from verl.trainer.ppo.reward import load_reward_manager
 
@@ -88,10 +96,11 @@ def validates(config: Any) -> bool:
 
 
 def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
-    """Have a reward manager score a row: its `reward_score` and `reward_extra_info`.
+    """Let a reward manager score a row, and return its `reward_score` and `reward_extra_info`.
 
     Raises:
-      ValueError: there is no result.
+      ValueError: the manager or the reward function raised an exception, or returned a coroutine or
+        a dict with keys that are not texts.
     """
     try:
         result = manager.loop.run_until_complete(manager.run_single(data))
@@ -99,7 +108,7 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
         raise ValueError(raised(error)) from error
     score = result.get("reward_score")
     if inspect.iscoroutine(score):
-        score.close()  # else Python warns of it much later
+        score.close()  # otherwise Python would warn about it much later
         raise ValueError(
             "returned a coroutine: verl awaits only a function that is itself written with `async "
             "def`, not an object whose __call__ is, nor a plain wrapper. Name such a function"
@@ -114,13 +123,13 @@ def score_row(manager: Any, data: Any) -> tuple[Any, dict[str, Any]]:
 def single_row_batch(
     prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any], turns: int = 1
 ) -> Any:
-    """Make the `DataProto` in which an agent loop gives one response to a reward manager.
+    """Create the `DataProto` with which an agent loop passes one response to a reward manager.
 
     Args:
-      prompt, response: in tokens.
-      row: of the data; the manager gets a copy, since it may write into the columns, without
-        verl's `dummy_tensor`.
-      turns: the model's turns in the response; a tool is called between two of them.
+      prompt, response: the token ids.
+      row: the row of the data. The manager gets a copy, because it may write into the columns. The
+        tensors of the row (verl's `dummy_tensor`) are left out.
+      turns: the number of the model's turns in the response. A tool is called between two turns.
     """
     from verl import DataProto
 
@@ -134,18 +143,18 @@ def single_row_batch(
     tensors["position_ids"] = tensors["attention_mask"].cumsum(-1) - 1
     columns = {key: value for key, value in row.items() if not isinstance(value, torch.Tensor)}
     columns = copy.deepcopy(columns) | {
-        "__num_turns__": 2 * turns,  # with the prompt and the results of the tools
+        "__num_turns__": 2 * turns,  # verl also counts the prompt and the results of the tools
         "tool_extra_fields": tool_fields if turns > 1 else {},
         "prompt_len": len(prompt),
         "response_len": len(response),
     }
-    # np.array would make a table of a value that is a list.
+    # np.array would turn a list into an array with two dimensions.
     arrays = {key: np.fromiter([value], object) for key, value in columns.items()}
     return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
 
 
 def raised(error: BaseException) -> str:
-    """The error as the last line of its traceback, with the last place in the user's files."""
+    """Describe an error: the last line of its traceback, and the last place in the user's files."""
     line = traceback.format_exception_only(error)[-1].strip()
     if hasattr(error, "argument"):
         line = f"{type(error).__name__}: {in_configuration(error)}"
@@ -160,12 +169,13 @@ def raised(error: BaseException) -> str:
 
 
 def score_problem(score: Any) -> str:
-    """Complain of a score that verl cannot train on; '' where it can."""
+    """Complain about a score that verl cannot train with."""
     problem = f"expected a finite number as its score, found {score!r}"
     if isinstance(score, (str, bytes)):
         return problem
     try:
-        torch.zeros(1)[-1] = score  # as verl does (agent_loop.py, `AgentLoopOutput.as_dict`)
+        # verl does the same with a score (agent_loop.py, `AgentLoopOutput.as_dict`).
+        torch.zeros(1)[-1] = score
         return "" if math.isfinite(score) else problem
     except (TypeError, ValueError, OverflowError, RuntimeError):
         kind = f"{type(score).__module__}.{type(score).__name__}"
@@ -173,7 +183,10 @@ def score_problem(score: Any) -> str:
 
 
 def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Complain of returned values with which verl's validation ends; its own function decides."""
+    """Complain about returned values that would make verl's validation fail.
+
+    verl's own function is called with the values. There is a complaint for each wrong key.
+    """
     from verl.trainer.ppo.metric_utils import process_validation_metrics
 
     if not validates(config):
@@ -190,7 +203,8 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
         values = list({type(info[key]): info[key] for info in infos if key in info}.values())
         if all(isinstance(value, (int, float)) for value in values):
             continue
-        values.sort(key=lambda value: isinstance(value, str))  # verl skips all if the first is one
+        # verl skips all values if the first one is a text, so texts come last here.
+        values.sort(key=lambda value: isinstance(value, str))
         prompts = [values * 2]
         if responses == 1:
             prompts = [[value] for value in values]
@@ -209,17 +223,23 @@ def unloggable(config: Any, infos: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def not_a_dict(info: Mapping[str, Any], settings: GdpoConfig) -> str:
-    """Complain of a bare number, which verl keeps as 'acc'; '' for a dict, or where it is named."""
+    """Complain about a reward function that returned a number instead of a dict.
+
+    verl stores such a number under the key 'acc'. It is accepted if the settings name this key.
+    """
     if set(info) != {"acc"} or "acc" in (settings.reward_keys or ()):
         return ""
     return expected_dict(info["acc"])
 
 
 def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
-    """The number of each data source's first row, by a name for messages; the first, if unknown."""
+    """Return the number of the first row of each data source, by the row's name in messages.
+
+    Without a column of data sources, this is only the first row.
+    """
     frame: Any = getattr(dataset, "dataframe", None)
-    known = key in getattr(frame, "column_names", ())
-    sources = list(frame[key]) if known else [None] * min(len(dataset), 1)
+    has_sources = key in getattr(frame, "column_names", ())
+    sources = list(frame[key]) if has_sources else [None] * min(len(dataset), 1)
     numbers = {source: sources.index(source) for source in dict.fromkeys(sources)}
     return {f"{row} of data.{files} (data source {name!r})": row for name, row in numbers.items()}
 
@@ -227,15 +247,16 @@ def first_rows(dataset: Any, files: str, key: str) -> dict[str, int]:
 def overlong_prompts(
     config: Any, tokenizer: Any, dataset: Any, rows: Iterable[Mapping[str, Any]]
 ) -> str:
-    """Complain of prompts that are too long; '' where none is, or where a setting handles them.
+    """Complain about prompts that are too long, unless a setting filters or cuts them.
 
-    verl's agent loop cuts off their beginnings, whatever data.truncation says
+    verl's agent loop cuts off the beginning of a long prompt, whatever data.truncation says
     (verl/experimental/agent_loop/agent_loop.py, `_cap_text_prompt_length`).
     """
     data = config.data
     if data.get("filter_overlong_prompts", False) or data.get("truncation") == "left":
         return ""
-    tools = getattr(dataset, "tool_schemas", None)  # the template writes them into the prompt
+    # The chat template writes the schemas of the tools into the prompt.
+    tools = getattr(dataset, "tool_schemas", None)
     texts = [prompt_text(config, tokenizer, row, tools) for row in rows]
     lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     longer = [length for length in lengths if length > data.max_prompt_length]
@@ -250,7 +271,7 @@ def overlong_prompts(
 
 
 def opened_thought_warning(config: Any, prompt: str) -> str:
-    """Warn of a prompt that opens the thought; '' where the reward is made for it."""
+    """Complain about a prompt that opens the thought, unless our reward manager handles it."""
     opening = opened_thought(prompt)
     manager = config.reward.reward_manager.name
     if not opening or manager == MANAGER_NAME:
@@ -269,7 +290,10 @@ def prompt_text(
     row: Mapping[str, Any],
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The prompt of a row as the policy gets it; without a chat template the messages' texts."""
+    """Return the prompt of a row as the policy gets it.
+
+    Without a chat template, the result is the texts of the messages.
+    """
     messages = list(row.get("raw_prompt") or [])
     if getattr(tokenizer, "chat_template", None) and messages:
         options = dict(config.data.get("apply_chat_template_kwargs") or {})

@@ -1,6 +1,6 @@
 """The reward function of the configuration: the components that it declares, and its arguments.
 
-Loading it runs the user's code, so the trainer's random state is kept.
+Loading the function runs the user's code, which must not change the trainer's random state.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 MANAGER_NAME = "gdpo_components"
 ARGUMENTS = "reward.custom_reward_function.reward_kwargs"
 JUDGE = f"{ARGUMENTS}.judge"
-# Arguments that are set elsewhere.
+# Arguments of a reward function that are not set in `reward_kwargs`, with their keys.
 _ELSEWHERE = {"sandbox_fusion_url": "reward.sandbox_fusion.url"}
 # The arguments that verl's managers and ours pass to a reward function.
 _PASSED = ("data_source", "solution_str", "ground_truth", "extra_info")
 _PACKAGE = Path(gdpo_verl.__file__).parent
-# Files that are not the user's in a traceback.
+# The beginnings of the paths of files that do not belong to the user, in a traceback.
 LIBRARIES = (
     "<frozen ",
     sysconfig.get_path("stdlib"),
@@ -44,7 +44,9 @@ LIBRARIES = (
 
 
 def declared_reward(config: Any) -> tuple[Component, ...]:
-    """Return the components that the configured reward function, else its manager, declares.
+    """Return the components that the configured reward function declares.
+
+    Without a reward function they are the components that the reward manager declares.
 
     Raises:
       ValueError: the reward function or the manager cannot be loaded.
@@ -70,19 +72,20 @@ def declared_reward(config: Any) -> tuple[Component, ...]:
     try:
         manager = resolve_reward_manager_cls(config)
     except (Exception, SystemExit) as error:
-        named = config.reward.reward_manager.name
-        fault = f"cannot load {named!r}: {_load_fault(error)}"
+        manager_name = config.reward.reward_manager.name
+        fault = f"cannot load {manager_name!r}: {_load_fault(error)}"
         if "Unknown reward manager:" in str(error):
-            near = did_you_mean(named, REWARD_MANAGER)
-            fault = f"{error}, only {sorted(REWARD_MANAGER)}.{near}"
+            suggestion = did_you_mean(manager_name, REWARD_MANAGER)
+            fault = f"{error}, only {sorted(REWARD_MANAGER)}.{suggestion}"
         raise ValueError(f"reward.reward_manager: {fault}") from error
-    # A custom function takes the place of the manager's own rewards.
+    # A custom function replaces the rewards of the manager.
     return components_of(loaded, config) if path else declared_components(manager)
 
 
 def _load_fault(error: BaseException) -> str:
     """Describe why a module cannot be loaded: the cause, its place, and the remedy."""
-    # verl raises its own error from that of the file (verl/utils/import_utils.py, `load_module`).
+    # verl catches the error of the file, and raises its own error from it
+    # (verl/utils/import_utils.py, `load_module`).
     cause = error.__cause__ or error
     fault = f"{type(cause).__name__}: {cause}".replace("\n", " ").rstrip(":. ")
     place = user_place(cause)
@@ -98,11 +101,14 @@ def _load_fault(error: BaseException) -> str:
 
 
 def user_place(error: BaseException) -> str:
-    """Return the last place of an error in the user's files, as FILE:LINE; '' without one."""
+    """Return the last place of an error in the user's files, as FILE:LINE.
+
+    The result is empty if the traceback has no file of the user.
+    """
     if isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    # The last frame of all may lie in a library that the user's code has called.
+    # The last frame may be in a library that the user's code called. It does not help the user.
     places = [
         f"{frame.filename}:{frame.lineno}"
         for frame in frames
@@ -112,23 +118,29 @@ def user_place(error: BaseException) -> str:
 
 
 def components_of(function: Any, config: Any) -> tuple[Component, ...]:
-    """Return the components that a function declares, and that of the judge in `reward_kwargs`."""
+    """Return the components that a function declares, and the component of a configured judge.
+
+    A judge is a model that rates responses. It is configured in `reward_kwargs`.
+    """
     declared = declared_components(function)
     judge = judge_of(function, config)
     if judge is None:
         return declared
     if judge.rubric is not None:
-        # Its number is below 0 where pitfalls are met.
+        # This component has no range. Its number is below 0 if criteria with negative weights
+        # (pitfalls) are met.
         rubric = Component(judge.name, by_criterion=True, most_unscored=judge.most_failed)
         return (*declared, rubric)
     return (*declared, Component(judge.name, 0, 1, most_unscored=judge.most_failed))
 
 
 def judge_of(function: Any, config: Any) -> Judge | None:
-    """Return the judge in `reward_kwargs`; None if there is none or the function takes it.
+    """Return the judge that is configured in `reward_kwargs`.
+
+    The result is None if there is no judge, or if the function itself has an argument `judge`.
 
     Raises:
-      ValueError: names the key of a setting that is wrong.
+      ValueError: a setting of the judge is wrong. The error names its key.
     """
     settings = config.reward
     node = plain(settings.custom_reward_function.get("reward_kwargs")).get("judge")
@@ -141,7 +153,7 @@ def judge_of(function: Any, config: Any) -> Judge | None:
             f"{MANAGER_NAME}."
         )
     judge = Judge.read(node, JUDGE)
-    names = [each.name for each in declared_components(function)]
+    names = [component.name for component in declared_components(function)]
     check_names([*names, judge.name], f"{JUDGE}.name")
     if not names and config.algorithm.get("gdpo_reward_keys") is None:
         raise ValueError(
@@ -151,7 +163,8 @@ def judge_of(function: Any, config: Any) -> Judge | None:
         )
     model = settings.reward_model
     if not (judge.url or (model.enable and model.enable_resource_pool)):
-        # Without a pool verl calls no function with a ground truth (`_compute_reward_colocate`).
+        # If the reward model has no resource pool of its own, verl does not pass the ground truth
+        # to a reward function (`_compute_reward_colocate`).
         raise ValueError(
             f"{JUDGE}.url: not set, and verl serves no model. Set it and .model; or set "
             "reward.reward_model.enable and .enable_resource_pool to true, and .model_path."
@@ -160,10 +173,13 @@ def judge_of(function: Any, config: Any) -> Judge | None:
 
 
 def unnamed_arguments(config: Any) -> list[str]:
-    """Complain of each of the `reward_kwargs` that misspells an argument of the reward function.
+    """Find `reward_kwargs` that misspell an argument of the reward function.
 
-    One that takes any keyword argument swallows it. What has no similar name, which it may pass on,
-    is logged.
+    A function with `**kwargs` accepts a misspelled argument without an error. An argument without
+    a similar name is only logged, because the function may pass it on.
+
+    Returns:
+      A sentence for each misspelled argument.
 
     Raises:
       ValueError: verl cannot call the function.
@@ -173,27 +189,28 @@ def unnamed_arguments(config: Any) -> list[str]:
     function: Any = config.reward.get("custom_reward_function") or {}
     if not function.get("path"):
         return []
-    given = dict(function.get("reward_kwargs") or {})
+    arguments = dict(function.get("reward_kwargs") or {})
     problems = []
     loaded: Any = load_extern_object(function.path, str(function.name))
     if judge_of(loaded, config):
-        del given["judge"]
+        del arguments["judge"]
     try:
         signature = inspect.signature(loaded)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p.name for p in signature.parameters.values() if p.kind in kinds]
-        for key in [key for key in given if key not in named]:
+        for key in [key for key in arguments if key not in named]:
             text = (
                 f"{ARGUMENTS}.{key}: {function.path}:"
                 f"{function.name} names no such argument, only {named}."
             )
-            near = did_you_mean(key, named)
-            if near:
-                problems.append(text + near)
+            suggestion = did_you_mean(key, named)
+            if suggestion:
+                problems.append(text + suggestion)
             else:
                 logger.warning(text)
-        if config.reward.reward_manager.source == "register":  # others pass what they like
-            signature.bind(**(dict.fromkeys(_PASSED) | given))
+        # verl's registered managers pass these arguments. A user's own manager may pass others.
+        if config.reward.reward_manager.source == "register":
+            signature.bind(**(dict.fromkeys(_PASSED) | arguments))
     except ValueError:  # a compiled function has no signature
         return []
     except TypeError as error:
@@ -205,9 +222,9 @@ def unnamed_arguments(config: Any) -> list[str]:
 
 
 def in_configuration(error: BaseException) -> str:
-    """Return an error's text, with the configuration key in place of the argument that it names.
+    """Return the text of an error, with its argument replaced by the key in verl's configuration.
 
-    Rewards and sandbox know their own arguments, and not verl.
+    The reward functions and the sandbox name their arguments, because they do not know verl's keys.
     """
     text = str(error)
     argument = getattr(error, "argument", None)

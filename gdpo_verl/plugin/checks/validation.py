@@ -1,4 +1,4 @@
-"""Find out whether a run uses the plug-in, and which components it has. `checks` rejects runs."""
+"""Find out whether a run uses the plug-in, and which components it has."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from gdpo_verl.plugin.checks import reward
 from gdpo_verl.plugin.checks.reward_function import JUDGE, MANAGER_NAME, declared_reward
 from gdpo_verl.reward_dicts import failed_judgement, read_components, unnested
 
-# algorithm.filter_groups.metric: a group is dropped only if the estimator gives it nothing.
+# A value of algorithm.filter_groups.metric. With it, a group is dropped only if the estimator gives
+# no advantage to any of its responses.
 FILTER_METRIC = "components"
 
 
 def is_gdpo(config: Any) -> bool:
-    """Return whether the run asks for GDPO."""
+    """Return whether the estimator of the run is GDPO."""
     estimator = config.algorithm.get("adv_estimator")
     return str(getattr(estimator, "value", estimator)) == "gdpo"
 
 
 def uses_plugin(config: Any) -> bool:
-    """Return whether a run uses the plug-in at all; any other is left alone.
+    """Return whether a run uses the plug-in at all. The hooks do not change any other run.
 
-    It does by its estimator, by a key that begins with gdpo, by its reward manager or by its group
-    filter.
+    A run uses the plug-in if its estimator, its reward manager or its group filter is ours, or if
+    it sets a key that begins with gdpo.
     """
     algorithm = config.algorithm
     return (
@@ -46,7 +47,8 @@ def manager_name(config: Any) -> Any:
 def on_default_trainer(config: Any) -> bool:
     """Return whether verl's default trainer runs this, not legacy, fully_async or one_step_off.
 
-    The last two have a section for the machines of their rollouts.
+    The trainers fully_async and one_step_off are recognised by the section `rollout`, in which
+    they configure the machines of their rollouts.
     """
     return bool(config.trainer.get("use_v1", True)) and config.get("rollout") is None
 
@@ -54,14 +56,18 @@ def on_default_trainer(config: Any) -> bool:
 def objective_of(
     config: Any, returned: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Objective | None:
-    """The objective of a run that uses the plug-in; None where it has no components for us.
+    """Return the objective of a run that uses the plug-in.
+
+    The result is None if the run has no components, or if nothing would use them.
 
     Args:
       config: verl's configuration.
-      returned: the dicts that the reward returned, by the names of their rows; see `probe_reward`.
+      returned: the dicts that the reward function returned, by the names of their rows; see
+        `probe_reward`. If they are given, they are checked.
 
     Raises:
-      ValueError: the reward cannot be loaded, or the components are not what it declares.
+      ValueError: the reward function cannot be loaded, or it does not return the components that
+        it declares.
     """
     settings = GdpoConfig.from_algorithm(config.algorithm)
     declared = declared_reward(config)
@@ -74,7 +80,8 @@ def objective_of(
                 f"reward.reward_manager: row {row}: no reward but {reason!r}. Check the "
                 "judge that the reward asks, or reward.timeout."
             )
-        # A judge may reply anything to an empty response; that it does not reply is a fault.
+        # Any reply of a judge to an empty response is accepted. A judge that does not reply at all
+        # is rejected.
         for judged in declared:
             if judged.most_unscored is None:
                 continue
@@ -84,12 +91,12 @@ def objective_of(
         problem = reward.not_a_dict(info, settings)
         if problem:
             raise ValueError(f"reward.custom_reward_function: row {row}: {problem}.")
-        known = unnested(info)
-        read_components([known], settings.resolve(declared, list(known)), [row])
+        rewards = unnested(info)
+        read_components([rewards], settings.resolve(declared, list(rewards)), [row])
     objective = settings.resolve(declared)
     if returned is not None:
         for info in list(returned.values()) or [{}]:
             objective.try_derived(unnested(info))
-    # Derived components are part of what any estimator optimises.
+    # Derived components are added to the score, so any estimator needs the objective for them.
     needed = is_gdpo(config) or settings.metrics or settings.derived
     return objective if needed else None

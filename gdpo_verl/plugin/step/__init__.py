@@ -1,1 +1,1 @@
-"""A step of verl's trainers: its rewards, groups, advantages, metrics and dumps."""
+"""The part of a training step that is ours: rewards, groups, advantages, metrics and dumps."""

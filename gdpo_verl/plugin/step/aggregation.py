@@ -9,7 +9,7 @@ from gdpo_verl.upstream.hooks import wrap
 
 
 def install(aggregator: Any) -> None:
-    """Wrap the methods that decide about one metric; verl still decides about other metrics."""
+    """Wrap the methods that aggregate one metric. verl still aggregates all other metrics."""
     wrap(aggregator, "_get_aggregation_type", _aggregation)
     wrap(aggregator, "_get_metric_weight", _metric_weight)
     wrap(aggregator, "_aggregate_single_metric", _aggregate)
@@ -26,8 +26,8 @@ def _aggregation(original: Any, aggregator: Any, metric_name: str) -> Any:
 def _metric_weight(
     original: Any, aggregator: Any, metric_name: str, metrics: dict[str, Any], sample_count: int
 ) -> Any:
-    # verl weights each mean with the rows of its mini-batch (`_get_metric_weight`), even if the
-    # mean is over only a few of these rows.
+    # verl weights each mean by the number of rows in its mini-batch (`_get_metric_weight`), even if
+    # only a few of these rows are in the mean.
     value = metrics.get(metric_name)
     if isinstance(value, diagnostics.Weighted):
         return value.weight
@@ -35,8 +35,9 @@ def _metric_weight(
 
 
 def _aggregate(original: Any, aggregator: Any, metric_name: str, values: list[float]) -> Any:
-    # verl leaves a mini-batch without the metric out of its mean (`_aggregate_single_metric`), but
-    # a code that no response of the mini-batch has must count as 0.
+    # verl ignores a mini-batch that lacks the metric (`_aggregate_single_metric`). The share of a
+    # code of `parse_error` is missing if no response of the mini-batch has the code, and must count
+    # as 0.
     if names.PARSE_ERROR_CODE.name_in(metric_name) is None:
         return original(aggregator, metric_name, values)
     weights = aggregator.metric_weights

@@ -1,4 +1,8 @@
-"""A batch of rollouts as the estimator needs it: each row's components and its session."""
+"""A batch of rollouts as the estimator needs it: the components and the session of each row.
+
+verl calls a rollout a session. If an agent loop returns several outputs for a session, each output
+is a row of the batch.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +38,32 @@ MOST_REWARD_ERRORS = 0.5
 
 
 def judged(info: Mapping[str, Any], objective: Objective) -> Mapping[str, Any]:
-    """Return the rewards of a row, verl's `reward_extra_info`, under the components' names.
+    """Return the rewards of a row by the names of the components.
 
-    In a row without a reward (`failed_judgement`) all components are None.
+    Args:
+      info: verl's `reward_extra_info` of the row.
+      objective: the components.
+
+    Returns:
+      A dict in which all components are None if the row has no reward (`failed_judgement`).
     """
     return dict.fromkeys(objective.keys) if failed_judgement(info) else unnested(info)
 
 
 @dataclass(frozen=True)
 class RewardRows:
-    """The rows of one advantage computation and their rewards, as the estimator gets them.
+    """The rows of one computation of advantages, with their rewards.
 
     Attributes:
-      objective: components, weights and settings.
-      infos: what the reward function returned for each row (verl's `reward_extra_info`).
+      objective: the components, their weights and the settings.
+      infos: the dict that the reward function returned for each row (verl's `reward_extra_info`).
       keys: verl's names of the rows.
-      padding: which rows verl added to fill the batch; empty where there are none.
-      masks: the response mask of each row as sampled, for all that needs lengths. verl's rollout
-        correction may have emptied the mask that an estimator gets. Without `masks` no derived
-        component is scored.
+      padding: for each row, whether verl added it to fill the batch. It is empty if no row is
+        padding.
       global_step: the global step of the run, for scheduled weights.
+      masks: the response mask of each row as it was sampled, from which lengths and turns are
+        read. The mask that an estimator gets is not suitable, because verl's rollout correction may
+        have set it to 0. Without `masks` derived components are not scored.
     """
 
     objective: Objective
@@ -66,15 +76,16 @@ class RewardRows:
 
 @dataclass(frozen=True, eq=False)
 class Sessions:
-    """The sessions that the rows of a batch are outputs of.
+    """The S sessions to which the rows of a batch belong.
 
     verl names a row ``{uid}_{session}_{output}``. Rows that verl added to fill the batch belong to
     no session.
 
     Attributes:
-      rows: their number, B.
-      real: int64, the rows that are not padding; `of_real`: the session of each of them.
-      last: int64, shape (S,), the row of each session's last output.
+      rows: the number of rows, B.
+      real: the numbers of the rows that are not padding: int64.
+      of_real: the session of each row in `real`: int64.
+      last: the row with the last output of each session: int64, shape (S,).
     """
 
     rows: int
@@ -84,29 +95,29 @@ class Sessions:
 
     @classmethod
     def of(cls, keys: Sequence[str], padding: Sequence[bool]) -> Sessions:
-        """Join the rows with these names to sessions; `padding` is empty where there is none."""
+        """Find the sessions of rows with these names; `padding` is as in `RewardRows`."""
         real = [row for row, pad in enumerate(padding or [False] * len(keys)) if not pad]
         names = [RowKey.parse(keys[row]) for row in real]
         place: dict[tuple[str, int], int] = {}
         of_real = [place.setdefault(name[:2], len(place)) for name in names]
-        # verl's balancing shuffles the rows. Here they are in the order of the outputs, so that the
-        # last output of a session replaces the earlier ones.
+        # verl shuffles the rows to balance its devices. They are sorted by output here, so that in
+        # the dict below the last output of a session replaces the earlier ones.
         order = sorted(range(len(real)), key=lambda row: names[row].output)
         last = {of_real[row]: real[row] for row in order}
         return cls(
             rows=len(keys),
             real=torch.tensor(real, dtype=torch.int64),
             of_real=torch.tensor(of_real, dtype=torch.int64),
-            last=torch.tensor([last[each] for each in range(len(place))], dtype=torch.int64),
+            last=torch.tensor([last[session] for session in range(len(place))], dtype=torch.int64),
         )
 
     def sums(self, of_rows: Tensor) -> Tensor:
-        """Add up a number of each row per session: (B,) to (S,)."""
+        """Add up the numbers of the rows of each session: shape (B,) to (S,)."""
         sums = of_rows.new_zeros(len(self.last))
         return sums.index_add_(0, self.of_real, of_rows[self.real])
 
     def to_rows(self, of_sessions: Tensor) -> Tensor:
-        """Give each row the number of its session, and padding 0: (S,) to (B,)."""
+        """Give each row the number of its session, and 0 to padding: shape (S,) to (B,)."""
         rows = of_sessions.new_zeros(self.rows)
         rows[self.real] = of_sessions[self.of_real]
         return rows
@@ -114,22 +125,23 @@ class Sessions:
 
 @dataclass(frozen=True, eq=False)
 class RewardBatch:
-    """The rows of one advantage computation, joined to sessions, and their decomposition.
+    """The rows of one computation of advantages, their sessions, and the decomposition.
 
-    A session with several outputs is one entry in every group statistic, with its last output; all
-    of its outputs get its advantage. Padding gets 0.
+    A session with several outputs counts once in the statistics of its group, with the rewards of
+    its last output. All outputs of a session get the advantage of the session. Padding rows get 0.
 
     Attributes:
       rows: the rows.
-      raw: float64, shape (B, K), in reward units, as the reward function returned them; NaN where
-        not scored and in padding rows.
-      token_counts: response tokens of each row, shape (B,); GDPO's advantage needs them.
+      raw: the rewards that the reward function returned: float64, shape (B, K), in reward units;
+        NaN where not scored, and in padding rows.
+      token_counts: the number of response tokens of each row, shape (B,). The advantage of GDPO
+        needs them.
       mask: the response mask of the loss, shape (B, T), for per-turn components.
-      sessions: the sessions of the rows, S in total.
+      sessions: the S sessions of the rows.
       group_ids: the group of each session.
-      infos: the rewards of each session's last output (`judged`).
-      graded: its components by criterion, as the reward function returned them.
-      errors: why sessions have no reward (`failed_judgement`), one entry for each such session.
+      infos: the rewards of the last output of each session (`judged`).
+      graded: for each component by criterion, the criteria of the last output of each session.
+      errors: for each session without a reward, the reason (`failed_judgement`).
     """
 
     rows: RewardRows
@@ -150,14 +162,15 @@ class RewardBatch:
         token_counts: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> RewardBatch:
-        """Read the components of the rows, and join the rows to sessions.
+        """Read the components of the rows, and find the sessions of the rows.
 
         Args:
-          uids: the uid of each row; rows with equal uids share a prompt.
-          token_counts, mask: as the attributes.
+          rows: the rows.
+          uids: the uid of each row. Rows with equal uids share a prompt.
+          token_counts, mask: see the attributes.
 
         Raises:
-          ValueError: a component is missing or not a number; the error names key and row.
+          ValueError: a component is missing or not a number. The error names key and row.
         """
         objective = rows.objective
         sessions = Sessions.of(rows.keys, rows.padding)
@@ -167,9 +180,9 @@ class RewardBatch:
         last_infos = [infos[row] for row in last]
         raw = torch.full((len(rows.keys), len(objective.keys)), math.nan, dtype=torch.float64)
         keys = [rows.keys[row] for row in infos]
-        own_infos = list(infos.values())
-        graded = graded_criteria(own_infos, objective, keys)
-        raw[sessions.real] = read_components(own_infos, objective, keys, graded)
+        real_infos = list(infos.values())
+        graded = graded_criteria(real_infos, objective, keys)
+        raw[sessions.real] = read_components(real_infos, objective, keys, graded)
         graded_last = {}
         for key, column in graded.items():
             by_row = dict(zip(infos, column, strict=True))
@@ -195,7 +208,7 @@ class RewardBatch:
 
     @property
     def parse_errors(self) -> list[int | None]:
-        """The value of `parse_error` for each session; None where there is none."""
+        """The value of `parse_error` for each session; None for a session without it."""
         return [_parse_error_code(info.get("parse_error")) for info in self.infos]
 
     @property
@@ -204,9 +217,9 @@ class RewardBatch:
         return diagnostics.Weighted.of(len(self.errors), len(self.infos))
 
     def check_errors(self) -> None:
-        """Raise RewardErrors where too many sessions have no reward, or no value of a component.
+        """Raise RewardErrors if too many sessions have no reward, or lack one component.
 
-        The limits are `MOST_REWARD_ERRORS`, and the `most_unscored` of a component.
+        The limits are `MOST_REWARD_ERRORS`, and the `most_unscored` of each component.
         """
         if self.error_share > MOST_REWARD_ERRORS:
             raise RewardErrors(
@@ -243,7 +256,7 @@ class RewardBatch:
 
     @cached_property
     def _turns(self) -> tuple[Turns, Tensor]:
-        """The turns of the sessions, and the turn of each of their tokens.
+        """The turns of the sessions, and the turn of each token (`Turns.in_masks`).
 
         Raises:
           ValueError: a session has several outputs.
@@ -259,16 +272,16 @@ class RewardBatch:
             )
         assert self.rows.masks is not None
         masks = pad_sequence([mask.to("cpu") for mask in self.rows.masks], batch_first=True)
-        # After rejection sampling, the loss may have fewer tokens than were sampled.
+        # After rejection sampling, fewer tokens may count in the loss than were sampled.
         kept = masks if self.mask is None else self.mask.to("cpu")[:, : masks.shape[1]]
         return Turns.in_masks(masks[self.sessions.last], kept[self.sessions.last])
 
     @cached_property
     def by_turn(self) -> TurnDecomposition | None:
-        """The decomposition of the turns, where turns have advantages of their own; else None.
+        """The decomposition of the turns, if each turn has its own advantage; else None.
 
         Raises:
-          ValueError: a component has no number for each turn.
+          ValueError: a component does not have one number for each turn.
         """
         objective = self.rows.objective
         if not objective.credits_turns:
@@ -279,22 +292,22 @@ class RewardBatch:
 
     @property
     def trained(self) -> Decomposition | TurnDecomposition:
-        """The decomposition whose advantage trains: of the turns, else of the sessions."""
+        """The decomposition whose advantages train the model: of the turns, or of the sessions."""
         return self.by_turn or self.decomposition
 
     def on_tokens(self, tokens: MaskedRows) -> Tensor:
-        """Put the advantage on each row's response tokens, and 0 elsewhere: shape (B, T)."""
+        """Put the advantages on the response tokens of each row, and 0 elsewhere: shape (B, T)."""
         if self.by_turn is None:
             return tokens.scale_(self.sessions.to_rows(self.decomposition.advantage))
         _, turn_of_token = self._turns
-        # Tokens outside of turns have the index -1, which selects the last number, 0.
+        # Tokens outside of turns have the index -1, which selects the last number, the appended 0.
         values = torch.cat([self.by_turn.entries.advantage, torch.zeros(1)])[turn_of_token]
         table = torch.zeros_like(tokens.values)
         table[self.sessions.last, : values.shape[1]] = values.to(table)
         return table * tokens.values
 
     def score(self) -> Tensor:
-        """Return sum_k w_k r_k of each row, without schedules: float64, shape (B,)."""
+        """Return the score of each row, sum_k w_k r_k without schedules: float64, shape (B,)."""
         return self.rows.objective.score(self.raw)
 
     def returned_score(self) -> Tensor:
@@ -304,6 +317,7 @@ class RewardBatch:
 
 
 def _parse_error_code(value: Any) -> int | None:
-    # A user's reward function may use this name for something else; that must not end a run.
+    # A user's reward function may use the name `parse_error` for something else. This must not end
+    # a run, so a value that is not a number is ignored.
     number = read_number(value)
     return int(number) if math.isfinite(number) else None

@@ -1,8 +1,8 @@
 """Rollout dumps: additional columns, and the choice of steps and prompts.
 
 verl dumps every response of every step (verl/trainer/ppo/v1/trainer_base.py, `fit` and
-`_log_rollout_data`): with 65,000 rollouts per step this takes longer than the update, and tens
-of GB. Two keys of ours, next to `trainer.rollout_data_dir`, limit the dumps.
+`_log_rollout_data`). With 65,000 rollouts per step a dump takes longer than the update, and tens of
+GB. Two keys of the plug-in, next to `trainer.rollout_data_dir`, limit the dumps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _KEYS = ("rollout_dump_freq", "rollout_dump_prompts")
 
 @dataclass(frozen=True)
 class DumpSettings:
-    """The part of a run that is dumped.
+    """The steps and the prompts that are dumped.
 
     Attributes:
-      every: `trainer.rollout_dump_freq`, in steps; 0 or less means never.
-      prompts: `trainer.rollout_dump_prompts`, for each dumped step; None means all.
+      every: `trainer.rollout_dump_freq`, the number of steps from one dump to the next; 0 or less
+        means that there are no dumps.
+      prompts: `trainer.rollout_dump_prompts`, the number of prompts in a dump; None means all.
     """
 
     every: int
@@ -40,7 +41,7 @@ class DumpSettings:
         """Read verl's `trainer` node.
 
         Raises:
-          ValueError: names the key in full.
+          ValueError: a setting is wrong. The error names its key in full.
         """
         every = trainer.get("rollout_dump_freq", 1)
         prompts = trainer.get("rollout_dump_prompts", None)
@@ -61,15 +62,15 @@ class DumpSettings:
         return self.every > 0 and step % self.every == 0
 
     def chosen(self, keys: Sequence[str]) -> list[str]:
-        """Choose the rows of the prompts that are dumped; keys are ``{uid}_{session}_{output}``."""
+        """Return the keys of the rows that are dumped. A key is ``{uid}_{session}_{output}``."""
         uids = [RowKey.parse(key).uid for key in keys]
-        chosen = set(sorted(set(uids))[: self.prompts])
-        return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen]
+        chosen_uids = set(sorted(set(uids))[: self.prompts])
+        return [key for key, uid in zip(keys, uids, strict=True) if uid in chosen_uids]
 
 
 def log_rollout_data(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace verl's `_log_rollout_data` in a run that sets one of our keys."""
-    # A wrong call is passed to verl as well.
+    # Without our keys the arguments are passed on unchanged, so that verl reports wrong ones.
     if trainer.config.trainer.keys().isdisjoint(_KEYS):
         return original(trainer, *args, **kwargs)
     return _dump_some(original, trainer, *args, **kwargs)
@@ -85,14 +86,18 @@ def _dump_some(original: Any, trainer: Any, batch: Any, *args: Any, **kwargs: An
 
 
 class Dump:
-    """The columns that a rollout dump gets: components, response tokens, advantages of each row.
+    """The columns that we add to a rollout dump.
 
-    The advantages are those of GDPO, GRPO, and a variant where one is chosen. verl dumps the rows
-    of a step together after all of its mini-batches. Where there are several, a column says with
-    which mini-batch a row was whitened. A per-turn component has a column with its list, in
-    addition to its sum. Where turns have their own advantages, the tokens and the advantage that
-    trains also have a column with a list, and the advantage is the mean over the tokens of the
-    response. A component by criterion has a column with its mapping, in addition to its number.
+    They are the components, the number of response tokens, and the advantages of GDPO, of GRPO, and
+    of a variant if one is configured. These columns are added in special cases:
+
+    - verl dumps the rows of a step together, after all of its mini-batches. If there are several
+      mini-batches, a column has the number of the mini-batch with which the row was whitened.
+    - A per-turn component has a column with its list, in addition to the column with its sum.
+    - If each turn has its own advantage, the token counts and the advantage that trains the model
+      also have a column with a list. The number in their other column is the sum of the tokens, or
+      the mean of the advantage over the tokens of the response.
+    - A component by criterion has a column with its mapping, in addition to its number.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -102,14 +107,14 @@ class Dump:
         self.names += [self.variant] if self.variant else []
         self._step = -1
         self._mini_batches = 0
-        self._rows: dict[str, dict[str, Any]] = {}  # by verl's key
+        self._rows: dict[str, dict[str, Any]] = {}  # the columns of each row, by verl's key
 
     def keep(self, batch: RewardBatch) -> None:
         """Keep the rows of one mini-batch of a step."""
         decomposition = batch.decomposition
         global_step = batch.rows.global_step
         if global_step != self._step:
-            self.clear()  # rows of a step that the trainer did not dump
+            self.clear()  # rows of an earlier step that the trainer did not dump
             self._step = global_step
         trained = batch.trained.advantage
         gdpo = decomposition.gdpo if self.variant else trained
@@ -119,16 +124,16 @@ class Dump:
         tokens = decomposition.token_counts
         assert tokens is not None, "the default trainer passes the response mask"
         sessions = batch.sessions
-        columns = [sessions.to_rows(each) for each in (tokens, *of_sessions)]
+        columns = [sessions.to_rows(numbers) for numbers in (tokens, *of_sessions)]
         table = torch.cat([batch.raw, torch.stack(columns, dim=1)], dim=1)[sessions.real].tolist()
         lists = self._lists(batch)
         real = sessions.real.tolist()
         of_real = sessions.of_real.tolist()
         for row, session, numbers in zip(real, of_real, table, strict=True):
-            own: dict[str, Any] = dict(zip(self.names, as_written(numbers), strict=True))
-            own |= {name: column[session] for name, column in lists.items()}
-            own[MINI_BATCH] = self._mini_batches
-            self._rows[batch.rows.keys[row]] = own
+            entry: dict[str, Any] = dict(zip(self.names, as_written(numbers), strict=True))
+            entry |= {name: column[session] for name, column in lists.items()}
+            entry[MINI_BATCH] = self._mini_batches
+            self._rows[batch.rows.keys[row]] = entry
         self._mini_batches += 1
 
     def _lists(self, batch: RewardBatch) -> dict[str, list[Any]]:
@@ -142,13 +147,14 @@ class Dump:
         for name, column in lists.items():
             written[f"{name}{BY_TURN}"] = [turns and as_written(turns) for turns in column]
         for name, graded in batch.graded.items():
-            written[f"{name}{BY_CRITERION}"] = [criteria_as_written(each) for each in graded]
+            mappings = [criteria_as_written(criteria) for criteria in graded]
+            written[f"{name}{BY_CRITERION}"] = mappings
         return written
 
     def columns(self, row_keys: list[str]) -> dict[str, list[Any]]:
-        """Return the columns of these rows; None for padding and where not scored.
+        """Return the columns of these rows. A value is None for padding, and if it is not scored.
 
-        The result is empty where none of these rows was kept.
+        The result is empty if none of these rows was kept.
         """
         if self._rows.keys().isdisjoint(row_keys):
             return {}
@@ -162,7 +168,10 @@ class Dump:
         return columns
 
     def move_into(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Add our columns to verl's and clear ours; columns of validation are not changed."""
+        """Add our columns to verl's columns, and forget the rows.
+
+        The columns of a validation dump are not changed, because its rows were not kept.
+        """
         columns = self.columns(infos.get("uid", []))
         if columns:
             self.clear()

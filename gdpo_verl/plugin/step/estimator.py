@@ -21,15 +21,15 @@ from gdpo_verl.upstream.row_key import RowKey
 
 @dataclass
 class AdvantageStep:
-    """The exchange between the trainer hooks and the estimator in one call of verl.
+    """The data that the trainer hooks and the estimator exchange during one call of verl.
 
-    verl's default trainer passes no reward components to an estimator. The hooks pass them, and get
-    back what verl has read from its queue.
+    verl's default trainer passes no reward components to an estimator. The hooks pass them here,
+    and get back the data that verl has read from its queue.
 
     Attributes:
-      rows: the input.
-      data: verl's `DataProto` of the rows, as its own function got it.
-      batch: what `gdpo` has computed, or what the derived components needed.
+      rows: the rows with their rewards, from the hooks.
+      data: verl's `DataProto` of the rows, as verl's own function got it.
+      batch: the batch, if `gdpo` or the derived components needed it.
     """
 
     rows: RewardRows
@@ -38,14 +38,14 @@ class AdvantageStep:
 
 
 _step: ContextVar[AdvantageStep | None] = ContextVar("gdpo_verl_step", default=None)
-# A trainer without a TransferQueue does not tell the estimator which reward function the components
-# come from; `gdpo_verl.plugin.step.legacy` stores the trainer of this process here.
+# A trainer without a TransferQueue does not tell the estimator which reward function returned the
+# components. Therefore `gdpo_verl.plugin.step.legacy` stores the trainer of this process here.
 legacy_trainer: ContextVar[Any] = ContextVar("gdpo_verl_legacy_trainer", default=None)
 
 
 @contextmanager
 def advantage_step(step: AdvantageStep) -> Iterator[None]:
-    """Make `step` the one that `gdpo` reads and fills in this context."""
+    """Let `gdpo` read and fill this `step` within the context."""
     token = _step.set(step)
     try:
         yield
@@ -54,9 +54,9 @@ def advantage_step(step: AdvantageStep) -> Iterator[None]:
 
 
 def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Store what verl has read, for the hooks of a run with another estimator.
+    """Store the data that verl has read, for the hooks of a run with another estimator.
 
-    Wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
+    This wraps `compute_advantage_for_multi_trajectories` (verl/trainer/ppo/v1/utils.py).
     """
     step = _step.get()
     if step is not None and step.data is None:
@@ -68,9 +68,10 @@ def capture_inputs(original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def joined(rows: RewardRows, data: Any) -> RewardBatch:
-    """Join rows to sessions where verl has not called our estimator.
+    """Create the batch of the rows if verl has not called our estimator.
 
     Args:
+      rows: the rows with their rewards.
       data: verl's `DataProto` of the rows.
 
     Raises:
@@ -85,13 +86,15 @@ def joined(rows: RewardRows, data: Any) -> RewardBatch:
 def add_derived(batch: RewardBatch, data: Any) -> None:
     """Add the derived components to the score that verl's own estimators normalise.
 
-    verl scores a response before its group is known (verl/trainer/ppo/v1/trainer_base.py,
-    `_compute_advantage`, has `token_level_scores` from the reward loop). Therefore this function
-    adds what the derived components contribute to the weighted sum at the last token of each row,
-    in both tensors that verl's estimators read.
+    verl scores a response before its group is complete (verl/trainer/ppo/v1/trainer_base.py:
+    `_compute_advantage` gets `token_level_scores` from the reward loop). Therefore this function
+    adds the contribution of the derived components to the score at the last token of each row. It
+    does so in both tensors that verl's estimators read.
 
     Args:
-      data: verl's `DataProto`; its tensors are replaced, since verl uses one under several names.
+      batch: the batch.
+      data: verl's `DataProto` of the same rows. Its tensors are replaced and not changed in place,
+        because verl uses the same tensor under several names.
     """
     assert batch.rows.masks is not None
     added = batch.score() - batch.returned_score()
@@ -114,21 +117,21 @@ def gdpo(
 ) -> tuple[Tensor, Tensor]:
     """Compute GDPO as a verl advantage estimator (see verl/trainer/ppo/core_algos.py).
 
-    In the default trainer the components come from the trainer hooks. Other trainers pass them
-    in `non_tensor_batch`, where each key that the reward function returned is an array.
+    In the default trainer the components come from the trainer hooks. Other trainers pass them in
+    `non_tensor_batch`, which has an array for each key that the reward function returned.
 
     Args:
-      token_level_rewards: shape (B, T), in reward units; only shape and dtype are used.
+      token_level_rewards: shape (B, T), in reward units. Only the shape and the dtype are used.
       response_mask: shape (B, T), 0 or 1.
-      index: B uids.
+      index: the uid of each row.
       config: verl's `algorithm` node.
       non_tensor_batch: arrays of length B.
 
     Returns:
-      Advantages and returns: the same tensor, shape (B, T).
+      The advantages and the returns, which are the same tensor: shape (B, T).
 
     Raises:
-      ValueError: a component is missing or not a number; the error names key and row.
+      ValueError: a component is missing or not a number. The error names key and row.
       RuntimeError: the function was called without components.
     """
     tokens = MaskedRows(response_mask, len(token_level_rewards), result_dtype(token_level_rewards))
@@ -144,9 +147,9 @@ def gdpo(
 def _rows_of_arguments(
     index: Sequence[Any] | None, config: Any, non_tensor_batch: Mapping[str, Any] | None
 ) -> RewardRows:
-    """Return the rows of a trainer without our hooks, which passes the components itself.
+    """Return the rows for a trainer that passes the components itself.
 
-    verl's legacy trainer does this, and so do other trainers that call its `compute_advantage`: see
+    verl's legacy trainer does this, and so do other trainers that call its `compute_advantage`. See
     `gdpo_verl.plugin.step.legacy`.
     """
     hooks = getattr(legacy_trainer.get(), "gdpo_hooks", None)
@@ -167,17 +170,19 @@ def _rows_of_arguments(
 def rows_of_columns(
     objective: Objective, uids: Sequence[Any], columns: Mapping[str, Any]
 ) -> RewardRows:
-    """Return the rows of a batch without padding rows, one output per session.
+    """Return the rows of a batch that has no padding, and one output for each session.
 
     Args:
-      columns: arrays of length B; only those of the components are read.
+      objective: the components.
+      uids: the uid of each row.
+      columns: arrays of length B. Only the arrays of components are read.
     """
     if objective.masks_key:
         raise ValueError(f"{objective.masks_key}: {NEEDS_TRAINER_HOOKS}")
-    known = [key for key in objective.columns if key in columns]
+    present = [key for key in objective.columns if key in columns]
     infos = []
     for row in range(len(uids)):
-        infos.append({key: columns[key][row] for key in known})
+        infos.append({key: columns[key][row] for key in present})
     keys = [str(RowKey(str(uid), row, 0)) for row, uid in enumerate(uids)]
     return RewardRows(objective, infos, keys)
 

@@ -1,9 +1,9 @@
-"""verl's trainers without a TransferQueue: the declaration, the checks and the metrics.
+"""Hooks for verl's trainers without a TransferQueue: the checks of a run, and the metrics.
 
-The legacy trainer, fully_async and one_step_off pass the components to an estimator themselves, in
-`non_tensor_batch`. They give it neither the complete configuration nor a place for metrics. Each of
-them computes the metrics of a step with `compute_data_metrics` (verl/trainer/ppo/metric_utils.py),
-from a batch that contains the components.
+These are the legacy trainer, fully_async and one_step_off. They pass the components to an estimator
+themselves, in `non_tensor_batch`. They do not pass the complete configuration, and an estimator
+cannot return metrics. Each of them computes the metrics of a step with `compute_data_metrics`
+(verl/trainer/ppo/metric_utils.py), from a batch that contains the components.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def before_advantage(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def metrics_of(batch: Any) -> dict[str, float]:
-    """Compute the metrics of a batch, a `DataProto`; none where the run has no components."""
+    """Compute our metrics of a batch, a `DataProto`; none if the run has no components."""
     trainer = estimator.legacy_trainer.get()
     metrics = dict[str, float]()
     hooks: TrainerHooks | None = getattr(trainer, "gdpo_hooks", None)
@@ -49,7 +49,7 @@ def metrics_of(batch: Any) -> dict[str, float]:
 
 
 def _attach_hooks(trainer: Any) -> None:
-    """Attach our state at the first call, and tell the estimator which trainer it is."""
+    """Attach our state to the trainer at the first call, and make it known to the estimator."""
     if not hasattr(trainer, "gdpo_hooks"):
         trainer.gdpo_hooks = hooks_of(trainer.config)
         if trainer.gdpo_hooks is not None:

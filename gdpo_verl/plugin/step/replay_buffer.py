@@ -1,10 +1,13 @@
-"""Additions to verl's replay buffer: count and name failed sessions, filter on components.
+"""Additions to verl's replay buffer: count failed sessions, name their error, filter groups.
+
+verl calls a rollout a session.
 
 *Failures.* verl 0.9.1 logs the exception of a session in its worker and continues
-(verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`): the synchronous trainer ends later with
-an error that does not name the cause, and the asynchronous trainers sample new prompts forever.
+(verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`). If all sessions fail, the synchronous trainer
+ends later with an error that does not name the cause, and the asynchronous trainers sample new
+prompts forever.
 
-*Filter.* verl drops a group when one metric, by default the score, is equal in all of its rows
+*Filter.* verl drops a group if one metric, by default the score, is equal in all of its rows
 (verl/trainer/ppo/v1/replay_buffer.py, `_dapo_filtered_keys`). GDPO still learns from such a group
 when its components vary. With ``algorithm.filter_groups.metric=components`` a group is dropped only
 if the configured variant of GDPO gives no advantage to any of its rows.
@@ -32,7 +35,8 @@ from gdpo_verl.upstream.row_key import RowKey
 
 logger = logging.getLogger(__name__)
 
-# verl's names of its agent loop workers (verl/experimental/agent_loop/agent_loop.py).
+# The beginning of the names of verl's agent loop workers
+# (verl/experimental/agent_loop/agent_loop.py).
 _WORKER = "agent_loop_worker_"
 _ANSWER_SECONDS = 5.0
 
@@ -41,7 +45,10 @@ _error: BaseException | None = None
 
 
 def record_errors(agent_loop_tq: Any) -> None:
-    """Store the last error of a session in the worker's process (module `…v1.agent_loop_tq`)."""
+    """Store the last error of a session in the process of an agent loop worker.
+
+    The argument is the module `verl.trainer.ppo.v1.agent_loop_tq`.
+    """
 
     async def settle(original: Any, tasks: list[Any]) -> list[BaseException]:
         global _error
@@ -58,8 +65,8 @@ class SessionFailures:
 
     Args:
       replay_buffer: verl's replay buffer, whose polls are wrapped.
-      group_size: sessions per prompt, `actor_rollout_ref.rollout.n`.
-      stop: raise in the poll after which every session so far has failed.
+      group_size: the number of sessions for each prompt, `actor_rollout_ref.rollout.n`.
+      stop: whether to raise an error if every session so far has failed.
     """
 
     def __init__(self, replay_buffer: Any, group_size: int, *, stop: bool) -> None:
@@ -98,7 +105,7 @@ class SessionFailures:
             rows = map(RowKey.parse, self._buffer.partitions["train"])
             sessions = {(row.uid, row.session) for row in rows}
             answered = Counter(uid for uid, _ in sessions)
-            # A prompt may have been rolled out more than n times.
+            # The number is not below 0, because a prompt may have more than n sessions.
             self._count += sum(max(0, self._group_size - answered[uid]) for uid in new)
         self._counted = failed
 
@@ -122,7 +129,7 @@ class SessionFailures:
 
 
 def last_error() -> str:
-    """Return the error of the last failed session, from a worker that has stored one."""
+    """Return the error of a failed session, from the first worker that has stored one."""
     for name in list_named_actors():
         if name.startswith(_WORKER):
             with contextlib.suppress(RayError, ValueError):  # the worker has ended
@@ -134,9 +141,9 @@ def last_error() -> str:
 
 
 def _remembered_error(worker: Any) -> str | None:
-    """Describe the stored error, in the worker's process.
+    """Describe the stored error. This runs in the worker's process.
 
-    The error of a reward function is the cause of an error of Ray.
+    If a reward function raised the error, Ray's error has it as its `cause`.
     """
     error = getattr(_error, "cause", None) or _error
     return None if error is None else f"{type(error).__name__}: {error}"
@@ -145,15 +152,17 @@ def _remembered_error(worker: Any) -> str | None:
 def filter_by_components(
     replay_buffer: Any, objective: Objective | None, global_step: Callable[[], int]
 ) -> None:
-    """Add the metric `components` to `replay_buffer`.
+    """Let verl's replay buffer filter groups by components, if this is configured.
 
     Args:
-      global_step: returns the global step of the run, for scheduled weights.
+      replay_buffer: verl's replay buffer.
+      objective: the components; None if the run has none.
+      global_step: a function that returns the global step of the run, for scheduled weights.
 
     Raises:
-      ValueError: the metric is configured, and the reward function has no components.
+      ValueError: the filter is configured, and the reward function has no components.
     """
-    # A custom sampler gets no metric from verl and has its own filter.
+    # A custom sampler does not get this attribute from verl, because it has its own filter.
     if getattr(replay_buffer, "filter_groups_metric", None) != FILTER_METRIC:
         return
     if objective is None:
@@ -169,19 +178,20 @@ def filter_by_components(
         if partition_id != "train":
             return set(), Counter()
         finished = replay_buffer.finished_keys[partition_id]
-        known = replay_buffer._dapo_classification_cache[partition_id]
-        now = objective.weights_at(global_step())
-        if now != weights:
-            weights = now
-            known.clear()
-        for uid in known.keys() - finished:
-            del known[uid]
-        new = finished - known.keys()
+        classified = replay_buffer._dapo_classification_cache[partition_id]
+        current_weights = objective.weights_at(global_step())
+        # Groups must be classified again when scheduled weights change.
+        if current_weights != weights:
+            weights = current_weights
+            classified.clear()
+        for uid in classified.keys() - finished:
+            del classified[uid]
+        new = finished - classified.keys()
         rows = replay_buffer.partitions[partition_id]
         keys = [key for key in rows if RowKey.parse(key).uid in new]
         silent = _silent_groups(keys, partition_id, objective, global_step())
-        known.update(dict.fromkeys(new) | silent)
-        dropped = {uid: score for uid, score in known.items() if score is not None}
+        classified.update(dict.fromkeys(new) | silent)
+        dropped = {uid: score for uid, score in classified.items() if score is not None}
         return set(dropped), Counter(dropped.values())
 
     wrap(replay_buffer, "_dapo_filtered_keys", filtered)
@@ -190,7 +200,10 @@ def filter_by_components(
 def _silent_groups(
     keys: list[str], partition_id: str, objective: Objective, global_step: int
 ) -> dict[str, float]:
-    """Return the groups of several rows to which the estimator gives nothing, with their score."""
+    """Return the groups of several rows to which the estimator gives no advantage, and their score.
+
+    The score is that of the last row of the group.
+    """
     if not keys:
         return {}
     infos = reward_infos(keys, partition_id)

@@ -1,16 +1,22 @@
 """The reward manager that gives GDPO and its GRPO baseline the same components.
 
-It does what verl's `naive` manager does, and three things more: it tells the reward function
-the response's length in tokens (`extra_info['response_length']`) and, as verl's `gdpo` manager,
-the experiment's name, it makes the score the weighted sum of the components that GDPO decouples,
-from the same configuration, and where the prompt itself opens the thought it puts that end of the
-prompt in front of the response, so that the function judges the assistant's complete turn. The
-function may be sync or async. A judge among the `reward_kwargs` is asked at the same time.
+It extends verl's `naive` manager:
 
-A response whose components cannot be read keeps the function's own score: verl does not tell a
-manager that a response belongs to a validation, whose data may have other rewards, and an
-exception would only remove the rollout. The trainer hooks raise an error for such a training
-response, and name it.
+- The reward function gets the length of the response in tokens as `extra_info['response_length']`.
+  As with verl's `gdpo` manager, it also gets the name of the experiment.
+- The score is the weighted sum of the components. GDPO normalises the same components with the same
+  weights, so both estimators optimise the same quantity.
+- If the prompt itself opens the thought (it ends with a tag such as `<think>`), this tag is put in
+  front of the response, so that the reward function sees the assistant's complete turn.
+- A judge (a model that rates the response) may be configured in `reward_kwargs`. It is asked at the
+  same time.
+
+The reward function may be sync or async.
+
+If the components of a response cannot be read, the response keeps the score of the reward function.
+An exception here would only remove the rollout. Besides, validation data may have other rewards,
+and verl does not tell a manager that a response belongs to a validation. For a training response
+the trainer hooks raise an error that names the row.
 """
 
 from __future__ import annotations
@@ -38,15 +44,16 @@ from gdpo_verl.rewards.thought import opened_thought
 
 logger = logging.getLogger(__name__)
 
-# More than `<think>` and white space take in any tokenizer, one of bytes included.
+# The opening tag of a thought, with white space, has at most this many tokens, even if a tokenizer
+# has one token for each byte.
 _MOST_TOKENS_OF_OPENING = 32
 
 
 @register(MANAGER_NAME)
 class ComponentsRewardManager(NaiveRewardManager):
-    """verl's `naive` manager, with score = sum_k w_k r_k after the conditions.
+    """verl's `naive` manager with the score sum_k w_k r_k after the conditions.
 
-    Registered as ``reward.reward_manager.name=gdpo_components``.
+    Its name in the configuration is ``reward.reward_manager.name=gdpo_components``.
     """
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **kwargs: Any) -> None:
@@ -67,10 +74,13 @@ class ComponentsRewardManager(NaiveRewardManager):
         compute_score = _may_lack_score(partial(compute_score, **settings))
         super().__init__(config, tokenizer, compute_score, **kwargs)
         gdpo = GdpoConfig.from_algorithm(config.algorithm)
-        # Without components it is a function with a score alone, for another estimator than GDPO.
+        # Without components the reward function returns only a score, which is enough for other
+        # estimators than GDPO.
         named = self.declared or gdpo.reward_keys is not None
         self.objective: Objective | None = gdpo.resolve(self.declared) if named else None
-        self.warned: set[str] = set()  # of which data sources, and of the judge
+        # The data sources about which a warning was logged, and the judge's key if one was logged
+        # about it.
+        self.warned: set[str] = set()
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Score one rollout (verl's session) by its last output."""
@@ -85,9 +95,9 @@ class ComponentsRewardManager(NaiveRewardManager):
         result: dict[str, Any]
         result, judged = await asyncio.gather(super().run_single(data), self._judge(data[0]))
         info = result["reward_extra_info"]
-        own = judged.keys() & info.keys()
-        if own:
-            raise ValueError(f"{JUDGE}.name: the reward function returns {own} itself")
+        both = judged.keys() & info.keys()
+        if both:
+            raise ValueError(f"{JUDGE}.name: the reward function returns {both} itself")
         info.update(judged)
         if self.judge and judged[f"{self.judge.name}_error"] and JUDGE not in self.warned:
             self.warned.add(JUDGE)
@@ -95,7 +105,7 @@ class ComponentsRewardManager(NaiveRewardManager):
             error = judged[f"{self.judge.name}_error"]
             logger.warning(text, JUDGE, UNSCORED.of(self.judge.name), error)
         if self.objective is not None:
-            source = str(data[0].non_tensor_batch["data_source"])  # else numpy's
+            source = str(data[0].non_tensor_batch["data_source"])  # instead of numpy's string type
             try:
                 score = score_of(info, self.objective, f"of data source {source!r}")
                 info["score"] = result["reward_score"] = score
@@ -113,7 +123,7 @@ class ComponentsRewardManager(NaiveRewardManager):
         return result
 
     async def _judge(self, row: Any) -> Any:
-        """Have the judge rate the only response; return {} without a judge."""
+        """Let the judge rate the only response; return {} without a judge."""
         if self.judge is None:
             return {}
         columns = row.non_tensor_batch
@@ -129,7 +139,7 @@ class ComponentsRewardManager(NaiveRewardManager):
         prompt = data.batch["prompts"][0]
         length = data.non_tensor_batch.get("prompt_len")
         if length is not None:
-            prompt = prompt[: int(length[0])]  # right of it there may be padding
+            prompt = prompt[: int(length[0])]  # there may be padding to the right of the prompt
         tokenizer: Any = self.tokenizer
         opening = opened_thought(tokenizer.decode(prompt[-_MOST_TOKENS_OF_OPENING:]))
         if opening:
@@ -141,9 +151,11 @@ class ComponentsRewardManager(NaiveRewardManager):
 
 
 def _may_lack_score(function: Any) -> Any:
-    """The function with a 'score' of None where its dict has none; verl's manager reads it.
+    """Wrap a reward function so that its dict always has a 'score', which may be None.
 
-    What the dict has in `reward_components` becomes its own: verl's validation averages each value.
+    verl's manager reads 'score', and this manager computes it later. The entries of
+    `reward_components` are moved to the top level, because verl's validation averages each value
+    there.
     """
 
     def completed(result: Any) -> Any:
@@ -158,9 +170,9 @@ def _may_lack_score(function: Any) -> Any:
 
 
 def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[str, Any]:
-    """`reward.sandbox_fusion` for a function that can use it.
+    """Return the arguments from `reward.sandbox_fusion` for a function that has such parameters.
 
-    verl gives it to its own rewards alone (verl/trainer/ppo/reward.py, `load_reward_manager`).
+    verl passes them only to its own rewards (verl/trainer/ppo/reward.py, `load_reward_manager`).
     """
     parameters = inspect.signature(function).parameters
     if not sandbox_fusion.get("url") or "sandbox_fusion_url" not in parameters:
@@ -168,7 +180,7 @@ def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[
     return {
         "sandbox_fusion_url": sandbox_fusion["url"],
         "memory_limit_mb": sandbox_fusion["memory_limit_mb"],
-        # Shared by the threads of this reward worker, as verl's own is.
+        # The threads of this reward worker share one semaphore, as in verl.
         "concurrent_semaphore": threading.BoundedSemaphore(sandbox_fusion["max_concurrent"]),
     }
 
@@ -176,10 +188,11 @@ def _sandbox_settings(function: Any, sandbox_fusion: Mapping[str, Any]) -> dict[
 def _trim_response(data: Any) -> int:
     """Remove the padding of the only response, and return its length in tokens.
 
-    The agent loop pads the outputs of a rollout at the right of prompt and response together,
-    so that the window in which verl's managers look for the response's mask holds other
-    tokens, and a response shorter than others of its group would be read with its padding
-    (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). It gives the length separately.
+    The agent loop pads the outputs of a rollout on the right of prompt and response together. The
+    place where verl's managers look for the mask of the response then has other tokens. They would
+    read a response that is shorter than others of its group with its padding
+    (verl/experimental/agent_loop/agent_loop.py, `_compute_score`). The agent loop also passes the
+    length, which is used here.
     """
     responses = data.batch["responses"]
     mask = data.batch["attention_mask"]

@@ -1,11 +1,13 @@
-"""The hooks in verl's trainers: they pass components in, and add metrics and dump columns.
+"""The hooks in verl's default trainer: they pass components in, and add metrics and dump columns.
 
-verl 0.9.1's default trainer calls an estimator without reward components
-(verl/trainer/ppo/v1/trainer_base.py, `_compute_advantage`), and its rollout dump leaves them
-out (`_log_rollout_data`). The methods are wrapped once, on the base class `PPOTrainer`, so
-every trainer mode and every derived trainer has them. They do not change a run that uses nothing
-of ours. In a run with another estimator, an error in this module is logged once, and the hooks are
-switched off. For crashes see `gdpo_verl.plugin.watch.liveness` and `gdpo_verl.lab.run.checkpoints`.
+The default trainer of verl 0.9.1 calls an estimator without reward components
+(verl/trainer/ppo/v1/trainer_base.py, `_compute_advantage`), and its rollout dump leaves them out
+(`_log_rollout_data`). The methods of the base class `PPOTrainer` are wrapped, so every trainer mode
+and every derived trainer has the hooks. The hooks do not change a run that does not use the
+plug-in. In a run with another estimator, an error in this module is logged once, and the hooks are
+switched off.
+
+For crashes of processes see `gdpo_verl.plugin.watch.liveness` and `gdpo_verl.lab.run.checkpoints`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def install(v1: Any) -> None:
-    """Wrap the default trainer's base class (module `verl.trainer.ppo.v1`)."""
+    """Wrap the methods of the default trainer's base class; `v1` is `verl.trainer.ppo.v1`."""
     trainer = v1.PPOTrainer
     wrap(trainer, "_init_dataloader", _init_dataloader)
     wrap(trainer, "_compute_advantage", _compute_advantage)
@@ -51,7 +53,7 @@ def install(v1: Any) -> None:
 
 
 def _with_hooks(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Use the wrapper only where the trainer has our hooks; else call verl's method alone."""
+    """Use the wrapper only if the trainer has our hooks; otherwise call verl's method alone."""
 
     def wrapped(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(trainer, "gdpo_hooks", None) is None:
@@ -67,14 +69,15 @@ class TrainerHooks:
     def __init__(self, config: Any, objective: Objective) -> None:
         self.config = config
         self.estimates = validation.is_gdpo(config)
-        # verl's own estimators give each response one advantage, so per-turn components are summed.
+        # verl's own estimators give each response a single advantage, so per-turn components are
+        # summed for them.
         self.objective = objective if self.estimates else objective.of_answers()
         self.failures: replay_buffer.SessionFailures | None = None
         self.dump = Dump(self.objective)
         self._failures_warned = self._score_checked = False
 
     def rows(self, batch: Any, global_step: int) -> RewardRows:
-        """Fetch the components of the batch's rows, in the order of its keys."""
+        """Fetch the rewards of the rows of a batch, in the order of the batch's keys."""
         model = self.config.reward.reward_model
         if model.enable and not model.enable_resource_pool:
             # The reward model shares the trainer's devices and runs after the rollout. verl writes
@@ -94,7 +97,7 @@ class TrainerHooks:
         wants_dump = DumpSettings.of(self.config.trainer).has(step.rows.global_step)
         batch = step.batch
         if batch is None and (wants_metrics or wants_dump):
-            # Another estimator was called.
+            # Another estimator was called, so the batch has not been computed yet.
             batch = estimator.joined(step.rows, step.data)
         if batch is None:
             return
@@ -137,15 +140,16 @@ class TrainerHooks:
         return failed
 
     def check_score(self, batch: RewardBatch, data: Any) -> None:
-        """Warn once when the score is not the weighted sum of the components.
+        """Warn once if the score is not the weighted sum of the components.
 
         Args:
-          data: verl's `DataProto` of the rows.
+          batch: the batch.
+          data: verl's `DataProto` of the same rows.
         """
         if self._score_checked:
             return
         self._score_checked = True
-        # verl has a row's score at its last token, and 0 at the others.
+        # verl stores the score of a row at its last token. The other tokens have 0.
         scores = data.batch["token_level_scores"].sum(dim=1).to("cpu", torch.float64)
         real = batch.sessions.real
         sums = batch.score()
@@ -165,6 +169,7 @@ class TrainerHooks:
 
 
 def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check the run, and attach our hooks to the trainer."""
     config = trainer.config
     trainer.gdpo_hooks = None
     if not validation.uses_plugin(config):
@@ -174,16 +179,17 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
     objective = run.objective
     hooks = None if objective is None else TrainerHooks(config, objective)
     if hooks is not None and config.data.get("seed") is None:
-        # Without data.seed, verl draws other rows for data.train_max_samples at each start, also
-        # when it resumes (verl/utils/dataset/rl_dataset.py). With this seed the rows stay the same,
-        # and so does the order, which verl takes from a new generator where there is no seed
-        # (verl/trainer/ppo/utils.py).
+        # Without data.seed, verl draws different rows for data.train_max_samples at each start,
+        # also when it resumes a run (verl/utils/dataset/rl_dataset.py). With this seed the rows
+        # stay the same. The order of the rows is unchanged, because verl uses a new generator
+        # without a seed, which has the same initial seed (verl/trainer/ppo/utils.py).
         with open_dict(config):
             config.data.seed = torch.Generator().initial_seed()
     result = original(trainer, *args, **kwargs)
     trainer.gdpo_hooks = hooks
     buffer = getattr(trainer, "replay_buffer", None)
-    # The GDPO run and its baseline learn from the same groups.
+    # The filter does not depend on the estimator, so that a GDPO run and its baseline learn from
+    # the same groups.
     replay_buffer.filter_by_components(buffer, objective, lambda: trainer.global_steps)
     check_run(run, Moment.ROWS, Moment.RETURNED)
     if hooks is not None and buffer is not None:
@@ -194,20 +200,25 @@ def _init_dataloader(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def hooks_of(config: Any) -> TrainerHooks | None:
-    """Return our state for a run, or None where the run has no components."""
+    """Return our state for a run, or None if the run has no components."""
     objective = validation.objective_of(config) if validation.uses_plugin(config) else None
     return None if objective is None else TrainerHooks(config, objective)
 
 
 @contextlib.contextmanager
 def given_up_on_error(trainer: Any) -> Iterator[None]:
-    """With another estimator, log an error of this context and continue without our hooks."""
+    """Log an error in this context, and continue the run without our hooks.
+
+    The error is raised nevertheless if the run cannot do without the hooks: if the estimator is
+    GDPO, if there are derived components, or if our reward manager could not compute a score.
+    """
     try:
         yield
     except RewardErrors:
         raise
     except Exception as error:
-        # For a row without the components, our manager has kept the reward function's own score.
+        # A ValueError means that a row lacks components. Our reward manager has then kept the score
+        # of the reward function, which is not the weighted sum.
         sums = trainer.config.reward.reward_manager.name == MANAGER_NAME
         no_score = sums and isinstance(error, ValueError)
         hooks = trainer.gdpo_hooks
@@ -239,8 +250,8 @@ def _with_components(
     with estimator.advantage_step(step):
         result = original(trainer, batch, metrics)
     if hooks.objective.config.derived and not hooks.config.algorithm.use_kl_in_reward:
-        # verl writes the tensor back only with a penalty; else its metrics would use the score of
-        # the reward function.
+        # verl itself writes this tensor back only with a KL penalty. Without this, verl's metrics
+        # would use the score of the reward function, which lacks the derived components.
         name = "token_level_rewards"
         lengths = [len(mask) for mask in rows.masks or ()]
         table = step.data.batch[name]
@@ -262,7 +273,8 @@ def _dump_generations(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    infos = reward_extra_infos_dict  # verl's name, because it may be passed by keyword
+    # The parameter has verl's name, because verl may pass it by keyword.
+    infos = reward_extra_infos_dict
     with given_up_on_error(trainer):
         infos = trainer.gdpo_hooks.dump.move_into(infos)
     return original(trainer, inputs, outputs, gts, scores, infos, *args, **kwargs)
@@ -283,5 +295,5 @@ def _fit(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         if death:
             raise RuntimeError(death) from error
         raise
-    watch.stop()  # verl ends its actors now
+    watch.stop()  # from now on verl ends its actors itself
     return result

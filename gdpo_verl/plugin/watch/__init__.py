@@ -1,1 +1,1 @@
-"""Watch a run: its processes are alive, and a complete checkpoint is kept."""
+"""Protection of a run: notice processes that have died, and always keep a complete checkpoint."""

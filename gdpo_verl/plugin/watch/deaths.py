@@ -1,7 +1,7 @@
-"""Name the process of a run that died, from the text that Ray prints about it.
+"""Describe the process of a run that died, from the text that Ray writes about its death.
 
-The trainer describes an exception of Ray with these functions (`gdpo_verl.plugin.watch.liveness`),
-and the launcher a log (`gdpo_verl.lab.run.log`).
+The trainer uses these functions for an exception of Ray (`gdpo_verl.plugin.watch.liveness`), and
+the launcher uses them for a log (`gdpo_verl.lab.run.log`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 
-# The classes of actors in verl 0.9.1.
+# The classes of the actors in verl 0.9.1, and how we name them to users.
 _ROLES = {
     "AgentLoopWorkerTQ": "an agent loop worker",
     "GlobalRequestLoadBalancer": "the load balancer of the rollout servers",
@@ -22,7 +22,8 @@ _ROLES = {
     "WorkerDict": "a training worker (FSDP or Megatron)",
     "vLLMHttpServer": "a vLLM server",
 }
-# Ray's ActorDiedError (ray/exceptions.py); all lines except the first two may be missing.
+# The text of Ray's ActorDiedError (ray/exceptions.py). All lines except the first two may be
+# missing.
 _BLOCK = re.compile(
     r"class_name: (?P<kind>\S+)\n\s*actor_id: \w+\n"
     r"(?:\s*pid: (?P<pid>\d+)\n)?(?:\s*name: (?P<name>\S+)\n)?"
@@ -34,7 +35,8 @@ _CAUSES = (
     # Ray learns that the connection broke, but not which signal ended the process.
     (re.compile(r"worker process has died", re.I), "its process was killed or crashed"),
 )
-# Ray's OutOfMemoryError, which names the node first; each call to the process raises it.
+# The text of Ray's OutOfMemoryError, which names the node. Each call to the ended process raises
+# this error.
 _MEMORY = re.compile(
     r"worker\(s\) were killed due to the node running low on memory\.\s+"
     r"Memory on the node \(IP: (?P<ip>[^,]+), .*?\) was (?P<used>\S+ used / \S+ limit)"
@@ -43,17 +45,21 @@ _INTENDED = re.compile(r"INTENDED|ray\.kill|references to the actor|creation tas
 
 
 def describe_actor_death(error: str) -> str | None:
-    """Name the actor that died, from the text of Ray's ActorDiedError.
+    """Describe the death of an actor, from the text of Ray's ActorDiedError.
 
     Returns:
-      For example "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its process was
-      killed or crashed"; None when it ended as intended, or when the text is another error.
+      A sentence such as "a reward worker died: reward_loop_worker_0 (pid 7 on 10.0.0.2), its
+      process was killed or crashed". The result is None if the actor ended as intended, or if the
+      text is a different error.
     """
     return next((sentence for _, sentence in deaths_in(error)), None)
 
 
 def describe_memory_death(error: str) -> str | None:
-    """Say which node ran out of memory, from the text of Ray's OutOfMemoryError; else None."""
+    """Describe which node ran out of memory, from the text of Ray's OutOfMemoryError.
+
+    The result is None if the text is a different error.
+    """
     node = _MEMORY.search(error)
     if node is None:
         return None
@@ -64,7 +70,7 @@ def describe_memory_death(error: str) -> str | None:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal: 9 is "SIGKILL", a number without a name "signal 99"."""
+    """Return the name of a signal, such as "SIGKILL" for 9, or "signal 99" if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

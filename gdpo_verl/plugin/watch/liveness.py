@@ -1,13 +1,15 @@
 """End a run in which a process has died, and name the process.
 
-verl 0.9.1 continues without the process, or waits for it forever:
+Without this module, verl 0.9.1 continues without the process, or waits for it forever:
 
-- the sessions of a dead reward worker or vLLM server fail one by one, and the step is trained and
-  saved with the rest (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`; replay_buffer.py,
-  `sample`), so that its prompts are lost;
-- the prompts of a dead agent loop worker stay "running" (the same `sample`);
-- weights are sent to a vLLM that no longer receives
+- The rollouts that need a dead reward worker or vLLM server fail one by one. The step is trained
+  and saved with the other rollouts, so that the prompts of the failed ones are lost
+  (verl/trainer/ppo/v1/agent_loop_tq.py, `_run_prompt`; replay_buffer.py, `sample`).
+- The prompts of a dead agent loop worker stay "running" (the same `sample`).
+- The trainer waits forever when it sends weights to a vLLM that no longer receives them
   (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py, `socket.recv()`).
+
+verl calls a rollout a session.
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ from gdpo_verl.upstream.hooks import wrap
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-# The time that the trainer has after a death to end with a traceback.
+# After a death, the trainer has this time to end by itself with a traceback.
 GRACE_SECONDS = 15.0
-# The time from the first call that fails until Ray knows why. By default Ray declares a node dead
-# after five failed health checks, one every three seconds.
+# The longest time between the first call that fails and Ray's report of the death. By default Ray
+# declares a node dead after five failed health checks, one every three seconds.
 NAMING_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _VLLM = "vllm_server_"
 
 
 class ActorWatch:
-    """Watch the named actors of this job: verl names all of them except its load balancer.
+    """Watch the named actors of this job. verl names all of its actors except the load balancer.
 
-    All named actors belong to this job, because the names of two verl jobs in one Ray namespace
-    would collide. Start the watch in the trainer's process, when all actors exist.
+    Every named actor in the Ray namespace belongs to this job, because the names of two verl jobs
+    in one namespace would collide. Start the watch in the trainer's process, when all actors exist.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ class ActorWatch:
         threading.Thread(target=self._run, name="gdpo-verl liveness", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching, because from here on actors end normally."""
+        """Stop watching, because from now on actors end normally."""
         self._stopped.set()
 
     def first_death(self) -> str | None:
@@ -91,9 +93,10 @@ class ActorWatch:
             raise RuntimeError(death)
 
     def _dead_actor(self) -> str | None:
-        names = set(list_named_actors())  # those that are not dead
+        """Describe the death of an actor that has ended since the last check; None without one."""
+        names = set(list_named_actors())  # Ray lists only actors that are not dead
         for name in names - self._actors.keys():
-            with contextlib.suppress(ValueError):  # it ended in between
+            with contextlib.suppress(ValueError):  # the actor ended after it was listed
                 self._actors[name] = ray.get_actor(name)
         for name in sorted(self._actors.keys() - names):
             handle = self._actors.pop(name)
@@ -107,7 +110,8 @@ class ActorWatch:
             except OutOfMemoryError as error:
                 return deaths.describe_memory_death(str(error)) or f"a worker died: {name}, {error}"
             except RayError:
-                self._actors[name] = handle  # Ray does not know yet; the next check asks again
+                # Ray does not know yet whether the actor died. The next check asks again.
+                self._actors[name] = handle
         return None
 
     def _dead_engine(self) -> str | None:
@@ -117,7 +121,7 @@ class ActorWatch:
             self._asked[name] = answer
             if ray.wait([answer], timeout=1.0)[0]:
                 del self._asked[name]
-                with contextlib.suppress(RayError):  # the server died: the next check reports it
+                with contextlib.suppress(RayError):  # if the server died, the next check reports it
                     death = ray.get(answer)
                     if death:
                         return f"a vLLM engine died: {death} of {name}"
@@ -135,20 +139,23 @@ class ActorWatch:
 
 
 def check_at_each_poll(replay_buffer: Any, watch: ActorWatch) -> None:
-    """Raise in the poll that finds a death, before a step is trained without its sessions."""
+    """Raise an error in the poll of the replay buffer that finds a death.
+
+    Otherwise a step would be trained without the rollouts that failed because of the death.
+    """
 
     def sync(original: Any) -> None:
         try:
             original()
-        finally:  # a death is the reason why sessions failed
+        finally:  # a death explains an error of verl's poll, so it is raised instead of that error
             watch.check()
 
     wrap(replay_buffer, "_sync_metadata_from_transfer_queue", sync)
 
 
 def _engine_death(server: Any) -> str | None:
-    """Describe the end of the engine, in the server's process; None while it is alive."""
-    engine: Any = getattr(server, "engine", None)  # only the first node of a replica has one
+    """Describe how the engine ended; None while it is alive. This runs in the server's process."""
+    engine: Any = getattr(server, "engine", None)  # only the first node of a replica has an engine
     if not getattr(engine, "errored", False):
         return None
     manager = getattr(engine.engine_core.resources, "engine_manager", None)
