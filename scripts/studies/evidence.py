@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from math import comb, inf
+from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -230,9 +231,13 @@ def measure(name: str, runs: Runs) -> Values:
 
 
 def around(first: Mapping[int, float], second: Mapping[int, float], digits: int = 3) -> str:
-    """Return first minus second, paired by seed: the mean and its 95 % interval (Student's t)."""
+    """Write the mean of first minus second, paired by seed, and its interval."""
     # Both arms of a seed saw the same prompts in the same order, so that part of the noise cancels.
-    differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    return interval([first[seed] - second[seed] for seed in first.keys() & second.keys()], digits)
+
+
+def interval(differences: Sequence[float], digits: int = 3) -> str:
+    """Write the mean of paired differences and its 95 % interval (Student's t)."""
     if len(differences) < 2:
         return "–"
     middle, half = fmean(differences), half_interval(differences)
@@ -251,8 +256,6 @@ def tables(name: str, runs: Runs) -> str:
     """Write the arms of an experiment, and their paired differences."""
     if name == "q3":
         return variants(runs)
-    if not runs:
-        return "No run yet."
     runs = {arm: runs[arm] for arm in NAMES if arm in runs}
     endpoints = measure(name, runs)
     rows = []
@@ -284,13 +287,26 @@ def variants(runs: Runs) -> str:
     return markdown_table(head, [[f"`{variant}`", *cells] for variant, cells in rows.items()])
 
 
-def first_steps(runs: Runs, arm: str) -> dict[int, float]:
-    """Find each seed's first step in which half of the responses have the format; else infinity."""
+def first_steps(seeds: Mapping[int, Run]) -> dict[int, int]:
+    """Return the first step in which half of the responses have the format, by seed.
+
+    A seed that never learns the format has no step.
+    """
     first = {}
-    for seed, run in runs.get(arm, {}).items():
+    for seed, run in seeds.items():
         steps = [step["step"] for step in run if step["rewards/format/mean"] >= 0.5]
-        first[seed] = min(steps, default=inf)
+        if steps:
+            first[seed] = min(steps)
     return first
+
+
+def start(seeds: Mapping[int, Run]) -> str:
+    """Write how many seeds learn the format, and at which step: mean, lowest and highest."""
+    steps = first_steps(seeds).values()
+    text = f"{len(steps)} of {len(seeds)}"
+    if not steps:
+        return text
+    return f"{text}, step {fmean(steps):.0f} ({min(steps)} to {max(steps)})"
 
 
 def starts(runs: Runs) -> str:
@@ -302,18 +318,9 @@ def starts(runs: Runs) -> str:
         counts = before["right"][rate]
         prompts = ([1.0] * right + [0.0] * (answers - right) for right in counts)
         varying = PROMPTS_A_STEP * fmean(varies(prompt, GROUP) for prompt in prompts)
-        cells = [start(first_steps(runs, f"{name}-{rate}").values()) for name in ESTIMATORS]
+        cells = [start(runs[f"{name}-{rate}"]) for name in ESTIMATORS]
         rows.append([f"{100 * fmean(counts) / answers:.1f} %", f"{varying:.1f}", *cells])
     return markdown_table(["format before", "groups", *ESTIMATORS.values()], rows)
-
-
-def start(steps: Collection[float]) -> str:
-    """Write how many seeds learn the format, and at which step: mean, lowest and highest."""
-    started = [step for step in steps if step < inf]
-    text = f"{len(started)} of {len(steps)}"
-    if not started:
-        return text
-    return f"{text}, step {fmean(started):.0f} ({min(started)} to {max(started)})"
 
 
 def starts_compared(runs: Runs) -> str:
@@ -321,13 +328,12 @@ def starts_compared(runs: Runs) -> str:
     rows = []
     for rate in RATES:
         for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
-            first, second = (first_steps(runs, f"{name}-{rate}") for name in (a, b))
-            seeds = first.keys() & second.keys()
-            first = {seed: first[seed] for seed in seeds if first[seed] < inf}
-            second = {seed: second[seed] for seed in seeds if second[seed] < inf}
+            size = len(runs[f"{a}-{rate}"])
+            first = first_steps(runs[f"{a}-{rate}"])
+            second = first_steps(runs[f"{b}-{rate}"])
             cell = f"{rate} %: {ESTIMATORS[a]} − {ESTIMATORS[b]}"
-            counts = f"{len(first)} and {len(second)} of {len(seeds)}"
-            p = f"{fisher(len(first), len(second), len(seeds)):.2g}"
+            counts = f"{len(first)} and {len(second)} of {size}"
+            p = f"{fisher(len(first), len(second), size):.2g}"
             rows.append([cell, counts, p, around(first, second, digits=1)])
     head = [
         "estimators compared",
@@ -338,15 +344,19 @@ def starts_compared(runs: Runs) -> str:
     return markdown_table(head, rows)
 
 
+def means_of_ten(run: Run, metric: str, begins: Collection[int], digits: int = 3) -> list[str]:
+    """Write the mean of a metric over ten steps from each of these places on."""
+    values = series(run, metric)
+    return [f"{fmean(values[begin : begin + 10]):.{digits}f}" for begin in begins]
+
+
 def tens(runs: Runs) -> str:
     """Write the table of the check with a pretrained model: means of ten steps each."""
     rows = []
     for arm, seeds in runs.items():
         (run,) = seeds.values()
         for metric in ("format", "correctness"):
-            values = series(run, f"rewards/{metric}/mean")
-            means = [fmean(values[begin : begin + 10]) for begin in range(0, 40, 10)]
-            cells = [f"{mean:.3f}" for mean in means]
+            cells = means_of_ten(run, f"rewards/{metric}/mean", range(0, 40, 10))
             rows.append([f"{ESTIMATORS[arm]}: {metric}", *cells])
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
@@ -428,24 +438,33 @@ DRAWINGS: dict[str, Callable[[Sequence[Any], Runs], None]] = {
 }
 
 
-def draw(name: str, runs: Runs, path: Path) -> None:
-    """Draw two panels as SVG, which are equal for equal runs."""
+@contextmanager
+def picture(path: Path, size: tuple[float, float], **style: Any) -> Iterator[Figure]:
+    """Give a figure to draw on, and save it as SVG, which is equal for equal runs."""
     fixed = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": path.stem,  # ids are drawn at random without one
+    }
+    with matplotlib.rc_context(STYLE | fixed | style):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(path, metadata={"Date": None})
+
+
+def draw(name: str, runs: Runs, path: Path) -> None:
+    """Draw two panels with one legend."""
+    style = {
         "axes.grid": True,
         "axes.grid.axis": "y",
         "axes.titlesize": 11,
         "axes.titleweight": "bold",
         "legend.frameon": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,  # ids are drawn at random without one
     }
-    with matplotlib.rc_context(STYLE | fixed):
-        figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+    with picture(path, (9.2, 3.9), **style) as figure:
         axes = figure.subplots(1, 2)
         DRAWINGS[name](axes, runs)
         labels = axes[0].get_legend_handles_labels()
         figure.legend(*labels, loc="outside lower center", ncols=5)
-        figure.savefig(path, metadata={"Date": None})
 
 
 def main(docs: Path = ROOT / "docs") -> None:
