@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib
+import pandas as pd
 from experiment_rewards import UNITS
 from matplotlib.figure import Figure
 from page import ROOT, markdown_table, replace_block
@@ -26,7 +27,7 @@ from gdpo_verl.lab.replay.capacity import varies
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
 from gdpo_verl.lab.statistics import half_interval
 
-Run = Sequence[Mapping[str, Any]]  # the steps of one run, in order
+Run = pd.DataFrame  # a row for each step, with the arm and the metrics; NaN where one is missing
 Runs = Mapping[str, Mapping[int, Run]]  # by arm and seed
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # by endpoint, arm and seed
 
@@ -65,39 +66,25 @@ FIRST = 0
 LAST = -1
 
 
-def series(run: Run, metric: str) -> list[float]:
-    """Return a metric at each step that has it."""
-    return [step[metric] for step in run if metric in step]
-
-
 def unit(run: Run) -> float:
     """Return the factor by which the arm's reward function multiplies correctness."""
     # Fixed weights and the variants of question 3 have no factor in their name: it was 10.
-    return UNITS.get(f"times_{run[0]['arm'].rpartition('-')[2]}", 10.0)
+    return UNITS.get(f"times_{run['arm'].iloc[0].rpartition('-')[2]}", 10.0)
 
 
 def mean(metric: str) -> Callable[[Run], float]:
-    """Return the mean over the steps of a run."""
-    return lambda run: fmean(series(run, metric))
+    """Return the mean over the steps of a run that have the metric."""
+    return lambda run: fmean(run[metric].dropna())
 
 
 def at_the_end(*metrics: str) -> Callable[[Run], float]:
     """Return the mean of metrics over the last five steps of a run that have them."""
-
-    def value(run: Run) -> float:
-        means = []
-        for metric in metrics:
-            values = series(run[-5:], metric)
-            if values:
-                means.append(fmean(values))
-        return fmean(means)
-
-    return value
+    return lambda run: run.tail(5).reindex(columns=metrics).mean().mean()
 
 
 def value_at(metric: str, place: int) -> Callable[[Run], float]:
     """Return the value at a place of a run: 0 is before the training for held-out prompts."""
-    return lambda run: series(run, metric)[place]
+    return lambda run: run[metric].dropna().iloc[place]
 
 
 def per_unit(endpoint: Callable[[Run], float]) -> Callable[[Run], float]:
@@ -107,15 +94,15 @@ def per_unit(endpoint: Callable[[Run], float]) -> Callable[[Run], float]:
 
 def correctness_part(run: Run) -> float:
     """Return the share of correctness in GDPO's terms, or in the deviations of GRPO's sum."""
-    if run[0]["arm"].startswith("gdpo"):
-        return fmean(series(run, "gdpo/correctness/advantage_share"))
+    if run["arm"].iloc[0].startswith("gdpo"):
+        return run["gdpo/correctness/advantage_share"].mean()
     # GRPO logs no shares. In a sum, the spread of a reward is its weight.
     parts = {}
     for name in ("format", "correctness", "integer"):
-        deviations = series(run, f"rewards/{name}/std")
-        if deviations:
-            parts[name] = fmean(deviations)
-    parts["correctness"] *= WEIGHTS.get(run[0]["arm"], 1.0)
+        metric = f"rewards/{name}/std"
+        if metric in run:
+            parts[name] = run[metric].mean()
+    parts["correctness"] *= WEIGHTS.get(run["arm"].iloc[0], 1.0)
     return parts["correctness"] / sum(parts.values())
 
 
@@ -204,20 +191,9 @@ def read(name: str, folder: Path = EVIDENCE) -> Runs:
     if archive.exists():
         with gzip.open(archive, "rt", encoding="utf-8") as lines:
             for run in map(json.loads, lines):
-                runs.setdefault(run["arm"], {})[run["seed"]] = steps_of(run)
+                steps = pd.DataFrame(run["metrics"], index=run["steps"]).assign(arm=run["arm"])
+                runs.setdefault(run["arm"], {})[run["seed"]] = steps
     return runs
-
-
-def steps_of(run: Mapping[str, Any]) -> Run:
-    """Return each step of a stored run with its metrics."""
-    steps = []
-    for i, step in enumerate(run["steps"]):
-        metrics: dict[str, Any] = {"arm": run["arm"], "step": step}
-        for key, values in run["metrics"].items():
-            if values[i] is not None:
-                metrics[key] = values[i]
-        steps.append(metrics)
-    return steps
 
 
 def measure(name: str, runs: Runs) -> Values:
@@ -294,9 +270,9 @@ def first_steps(seeds: Mapping[int, Run]) -> dict[int, int]:
     """
     first = {}
     for seed, run in seeds.items():
-        steps = [step["step"] for step in run if step["rewards/format/mean"] >= 0.5]
-        if steps:
-            first[seed] = min(steps)
+        steps = run.index[run["rewards/format/mean"] >= 0.5]
+        if len(steps):
+            first[seed] = int(steps[0])
     return first
 
 
@@ -346,8 +322,8 @@ def starts_compared(runs: Runs) -> str:
 
 def means_of_ten(run: Run, metric: str, begins: Collection[int], digits: int = 3) -> list[str]:
     """Write the mean of a metric over ten steps from each of these places on."""
-    values = series(run, metric)
-    return [f"{fmean(values[begin : begin + 10]):.{digits}f}" for begin in begins]
+    values = run[metric].array
+    return [f"{values[begin : begin + 10].mean():.{digits}f}" for begin in begins]
 
 
 def tens(runs: Runs) -> str:
@@ -406,12 +382,13 @@ def draw_curves(
     """Draw a metric in each panel, per step: mean and range over the seeds of these arms."""
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS), strict=False):
-            curves = zip(*(series(run, metric) for run in runs[arm].values()), strict=True)
+            # A column for each seed; what is measured before the first step has no value here.
+            curves = pd.DataFrame({seed: run[metric] for seed, run in runs[arm].items()}).dropna()
+            steps = curves.index
+            axis.plot(steps, curves.mean(axis=1), color=color, label=NAMES[arm])
             # The range and not a deviation, because it shows all of the five seeds.
-            columns = [(fmean(c), min(c), max(c)) for c in curves]
-            middle, low, high = zip(*columns, strict=True)
-            steps = range(1, len(columns) + 1)
-            axis.plot(steps, middle, color=color, label=NAMES[arm])
+            low = curves.min(axis=1)
+            high = curves.max(axis=1)
             axis.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
         axis.set(xlabel="step", title=title)
         axis.xaxis.get_major_locator().set_params(integer=True)

@@ -30,7 +30,6 @@ from evidence import (
     means_of_ten,
     picture,
     read,
-    series,
     spread,
     start,
 )
@@ -66,14 +65,12 @@ def push(run: Run) -> float:
 
     The push is the influence, a mean over all groups of a step, times the number of groups.
     """
-    influences = series(run, "gdpo/format/influence")[:FIRST_STEPS]
-    return PROMPTS_A_STEP * fmean(influences)
+    return PROMPTS_A_STEP * run["gdpo/format/influence"].head(FIRST_STEPS).mean()
 
 
 def groups_that_vary(run: Run) -> float:
     """Return the number of a step's groups in which format varies, over the first steps."""
-    constant = series(run, "gdpo/format/constant_groups")[:FIRST_STEPS]
-    return PROMPTS_A_STEP * (1 - fmean(constant))
+    return PROMPTS_A_STEP * (1 - run["gdpo/format/constant_groups"].head(FIRST_STEPS).mean())
 
 
 def area(predictions: np.ndarray, learned: np.ndarray) -> float:
