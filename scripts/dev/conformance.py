@@ -1,7 +1,7 @@
 """Compute the advantages in gdpo_verl/conformance/vectors.json, and docs/conformance.md's table.
 
-    python scripts/dev/conformance.py                       # the advantages
-    python scripts/dev/conformance.py --ms-swift WHEEL      # the table as well; needs verl and TRL
+    python scripts/dev/conformance.py            # the advantages
+    python scripts/dev/conformance.py --table    # the table as well, after scripts/test.sh --all
 
 Add a new vector to the file without `expected`. The equations of the paper are computed with
 decimals of 50 digits: this shares no code with `gdpo_verl.advantage`, and what is 0 in exact
@@ -35,7 +35,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Sequence
 from decimal import Decimal, getcontext
 from functools import partial
@@ -51,6 +50,9 @@ from page import ROOT, markdown_table, replace_block
 getcontext().prec = 50
 VECTORS = ROOT / "gdpo_verl/conformance/vectors.json"
 TINY = Decimal("1e-30")
+# Where scripts/test.sh installs them, because verl cannot be imported in the same environment.
+TRL = Path(sys.prefix) / "trl"
+MS_SWIFT = Path(sys.prefix) / "ms_swift/swift"
 Rows = list[list[Any]]
 
 
@@ -354,18 +356,14 @@ def consecutive(function: Callable[..., list[float]]) -> Callable[..., list[floa
     return advantages
 
 
-def ms_swifts(wheel: Path) -> Callable[..., list[float]]:
-    """Load the function of ms-swift's wheel, which needs only torch and this `nanstd`."""
+def ms_swifts() -> Callable[..., list[float]]:
+    """Load the function of ms-swift, which needs only torch and this `nanstd`."""
     import torch
 
-    # From the wheel's files, because importing swift would need all of its dependencies.
-    source = zipfile.ZipFile(wheel).read("swift/rl_core/advantage.py").decode()
-    utils = zipfile.ZipFile(wheel).read("swift/utils/torch_utils.py").decode()
-    nanstd = next(
-        node
-        for node in ast.parse(utils).body
-        if isinstance(node, ast.FunctionDef) and node.name == "nanstd"
-    )
+    # From the files, because importing swift would need all of its dependencies.
+    source = (MS_SWIFT / "rl_core/advantage.py").read_text(encoding="utf-8")
+    utils = ast.parse((MS_SWIFT / "utils/torch_utils.py").read_text(encoding="utf-8"))
+    nanstd = next(node for node in utils.body if getattr(node, "name", "") == "nanstd")
     space: dict[str, Any] = {"torch": torch}
     exec(ast.unparse(nanstd), space)
     exec(source.replace("from swift.utils import nanstd", ""), space)
@@ -398,10 +396,9 @@ def trls() -> Callable[..., list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         (out / "steps.json").write_text(json.dumps(steps))
-        # Where test.sh installs TRL, because verl cannot be imported in the same environment.
-        beside = f"{sys.prefix}/trl{os.pathsep}{ROOT}"
         program = [sys.executable, ROOT / "tests/trl_step.py", out / "steps.json", out]
-        subprocess.run(program, env=os.environ | {"PYTHONPATH": beside}, check=True)
+        environment = os.environ | {"PYTHONPATH": f"{TRL}{os.pathsep}{ROOT}"}
+        subprocess.run(program, env=environment, check=True)
         tables = [next((out / name / "completions").glob("*.parquet")) for name in steps]
         computed = [pq.read_table(table)["advantage"].to_pylist() for table in tables]
     return consecutive(lambda *step: computed[calls.index(step)])
@@ -436,20 +433,20 @@ ALONE = (
 # The vectors of each of the table's columns.
 COLUMNS: dict[str, tuple[str, ...]] = {"plain": PLAIN}
 COLUMNS |= {name: (name,) for name in ALONE}
-# Each implementation: the function to run, given ms-swift's wheel, its profile, and its precision.
+# Of each implementation: what returns its function, its profile, and its precision.
 RUN: dict[str, tuple[Callable[..., Any], str, float]] = {
-    "gdpo-verl": (lambda _: ours, "tokens", 0.0),
-    "gdpo-verl, `whiten=sequence`": (lambda _: partial(ours, whiten="sequence"), "sequences", 0.0),
-    "verl 0.9.1": (lambda _: verls, "tokens", 1e-4),
-    "TRL 1.16.0": (lambda _: trls(), "trl", 1e-5),
+    "gdpo-verl": (lambda: ours, "tokens", 0.0),
+    "gdpo-verl, `whiten=sequence`": (lambda: partial(ours, whiten="sequence"), "sequences", 0.0),
+    "verl 0.9.1": (lambda: verls, "tokens", 1e-4),
+    "TRL 1.16.0": (trls, "trl", 1e-5),
     "ms-swift 4.6.0": (ms_swifts, "ms-swift", 1e-5),
 }
 
 
-def table_row(name: str, wheel: Path | None = None) -> list[str]:
+def table_row(name: str) -> list[str]:
     """Write the line of an implementation: ✔, or the worst digits and the expected ones."""
     make, profile, tolerance = RUN[name]
-    results = {r.vector["name"]: r for r in check(make(wheel), profile, tolerance)}
+    results = {r.vector["name"]: r for r in check(make(), profile, tolerance)}
     cells = []
     for names in COLUMNS.values():
         own = [results[vector] for vector in names]
@@ -466,11 +463,11 @@ def table_row(name: str, wheel: Path | None = None) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--ms-swift", type=Path, metavar="WHEEL")
+    parser.add_argument("--table", action="store_true", help="needs verl, TRL and ms-swift")
     options = parser.parse_args()
     write()
-    if options.ms_swift:
-        rows = [table_row(name, options.ms_swift) for name in RUN]
+    if options.table:
+        rows = [table_row(name) for name in RUN]
         table = markdown_table(["", "profile", *COLUMNS], rows)
         replace_block(ROOT / "docs/conformance.md", "conformance", table)
 

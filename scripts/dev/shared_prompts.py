@@ -20,6 +20,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.padding import no_padding_2_padding
+
+from gdpo_verl.plugin import shared_prompts
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -28,11 +37,6 @@ def make_engine(model: Path, device: str, dtype: str) -> Any:
     """Start verl's FSDP engine in this process."""
     one_process = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     os.environ.update(one_process)
-    import verl  # noqa: F401  (chooses the device from VERL_PLATFORM)
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine import EngineRegistry
-
     store = torch.distributed.TCPStore("127.0.0.1", 0, 1, True)
     backend = "gloo" if device == "cpu" else "nccl"
     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -59,37 +63,30 @@ def make_engine(model: Path, device: str, dtype: str) -> Any:
     return engine
 
 
-def draw_rows(options: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draw prompts and responses of different lengths, with the prompts in turns."""
+def make_batch(options: argparse.Namespace) -> Any:
+    """Draw prompts and responses of different lengths, as verl's engine gets them."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(longest: int) -> torch.Tensor:
         length = int(torch.randint(1, longest + 1, (1,), generator=generator))
         return torch.randint(3, options.vocabulary, (length,), generator=generator)
 
-    prompts = [tokens(options.prompt) for _ in range(options.groups)]
-    rows = []
-    for number in range(options.groups * options.size):
-        rows.append((prompts[number % options.groups], tokens(options.response)))
-    return rows
-
-
-def make_batch(rows: list[tuple[torch.Tensor, torch.Tensor]], options: argparse.Namespace) -> Any:
-    """Return the rows as verl's engine gets them."""
-    from tensordict import TensorDict
-    from verl.utils import tensordict_utils
-
     def nested(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
 
+    # The prompts come in turns.
+    prompts = [tokens(options.prompt) for _ in range(options.groups)] * options.size
+    responses = [tokens(options.response) for _ in prompts]
+    rows = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    mask = nested([torch.ones(len(response)) for response in responses])
     data = TensorDict(
         {
-            "input_ids": nested([torch.cat(row) for row in rows]),
-            "position_ids": nested([torch.arange(len(p) + len(r)) for p, r in rows]),
-            "prompts": nested([prompt for prompt, _ in rows]),
-            "responses": nested([response for _, response in rows]),
-            "loss_mask": nested([torch.ones(len(response)) for _, response in rows]),
-            "response_mask": nested([torch.ones(len(response)) for _, response in rows]),
+            "input_ids": nested(rows),
+            "position_ids": nested([torch.arange(len(row)) for row in rows]),
+            "prompts": nested(prompts),
+            "responses": nested(responses),
+            "loss_mask": mask,
+            "response_mask": mask,
         },
         batch_size=[len(rows)],
     ).to(options.device)
@@ -107,8 +104,6 @@ def make_batch(rows: list[tuple[torch.Tensor, torch.Tensor]], options: argparse.
 
 def loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
     """Add up log-probabilities and entropies with weights that no two tokens share."""
-    from verl.workers.utils.padding import no_padding_2_padding
-
     log_probs = no_padding_2_padding(model_output["log_probs"], data)
     entropy = no_padding_2_padding(model_output["entropy"], data)
     mask = data["response_mask"].to_padded_tensor(0.0)
@@ -118,8 +113,6 @@ def loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tens
 
 def measure(engine: Any, batch: Any, device: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the numbers of a forward and backward pass, and what they cost."""
-    from verl.workers.utils.padding import no_padding_2_padding
-
     mask = batch["response_mask"].to_padded_tensor(0.0)
     with torch.no_grad(), engine.eval_mode():
         output = engine.infer_batch(batch.clone(), loss_function=None)["model_output"]
@@ -153,21 +146,15 @@ def measure(engine: Any, batch: Any, device: str) -> tuple[dict[str, torch.Tenso
 
 def share_prompts(engine: Any) -> None:
     """Switch shared prompts on for this engine, as verl's worker does."""
-    from omegaconf import OmegaConf
-
-    from gdpo_verl.plugin import shared_prompts
-
-    config = OmegaConf.create(
-        {
-            "model": {
-                "use_remove_padding": True,
-                "use_fused_kernels": False,
-                "override_config": {"attn_implementation": "sdpa"},
-            },
-            "actor": {"strategy": "fsdp2", "use_prefix_grouper": True},
-        }
-    )
+    settings = [
+        "model.use_remove_padding=true",
+        "model.use_fused_kernels=false",
+        "model.override_config.attn_implementation=sdpa",
+        "actor.strategy=fsdp2",
+        "actor.use_prefix_grouper=true",
+    ]
     actor = SimpleNamespace(engine=engine)
+    config = OmegaConf.from_dotlist(settings)
     shared_prompts.share(SimpleNamespace(config=config, actor=actor, ref=None))
 
 
@@ -184,7 +171,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=300, help="token ids are below this")
     options = parser.parse_args()
     engine = make_engine(options.model, options.device, options.dtype)
-    batch = make_batch(draw_rows(options), options)
+    batch = make_batch(options)
     plain, plain_cost = measure(engine, batch, options.device)
     share_prompts(engine)
     shared, shared_cost = measure(engine, batch, options.device)

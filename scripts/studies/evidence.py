@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from math import comb, inf
+from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import matplotlib
+import pandas as pd
 from experiment_rewards import UNITS
 from matplotlib.figure import Figure
 from page import ROOT, markdown_table, replace_block
@@ -25,7 +27,7 @@ from gdpo_verl.lab.replay.capacity import varies
 from gdpo_verl.lab.report.svg import BLUE, INK, OTHERS, STYLE, VERMILION
 from gdpo_verl.lab.statistics import half_interval
 
-Run = Sequence[Mapping[str, Any]]  # the steps of one run, in order
+Run = pd.DataFrame  # a row for each step, with the arm and the metrics; NaN where one is missing
 Runs = Mapping[str, Mapping[int, Run]]  # by arm and seed
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]  # by endpoint, arm and seed
 
@@ -64,39 +66,25 @@ FIRST = 0
 LAST = -1
 
 
-def series(run: Run, metric: str) -> list[float]:
-    """Return a metric at each step that has it."""
-    return [step[metric] for step in run if metric in step]
-
-
 def unit(run: Run) -> float:
     """Return the factor by which the arm's reward function multiplies correctness."""
     # Fixed weights and the variants of question 3 have no factor in their name: it was 10.
-    return UNITS.get(f"times_{run[0]['arm'].rpartition('-')[2]}", 10.0)
+    return UNITS.get(f"times_{run['arm'].iloc[0].rpartition('-')[2]}", 10.0)
 
 
 def mean(metric: str) -> Callable[[Run], float]:
-    """Return the mean over the steps of a run."""
-    return lambda run: fmean(series(run, metric))
+    """Return the mean over the steps of a run that have the metric."""
+    return lambda run: fmean(run[metric].dropna())
 
 
 def at_the_end(*metrics: str) -> Callable[[Run], float]:
     """Return the mean of metrics over the last five steps of a run that have them."""
-
-    def value(run: Run) -> float:
-        means = []
-        for metric in metrics:
-            values = series(run[-5:], metric)
-            if values:
-                means.append(fmean(values))
-        return fmean(means)
-
-    return value
+    return lambda run: run.tail(5).reindex(columns=metrics).mean().mean()
 
 
 def value_at(metric: str, place: int) -> Callable[[Run], float]:
     """Return the value at a place of a run: 0 is before the training for held-out prompts."""
-    return lambda run: series(run, metric)[place]
+    return lambda run: run[metric].dropna().iloc[place]
 
 
 def per_unit(endpoint: Callable[[Run], float]) -> Callable[[Run], float]:
@@ -106,15 +94,15 @@ def per_unit(endpoint: Callable[[Run], float]) -> Callable[[Run], float]:
 
 def correctness_part(run: Run) -> float:
     """Return the share of correctness in GDPO's terms, or in the deviations of GRPO's sum."""
-    if run[0]["arm"].startswith("gdpo"):
-        return fmean(series(run, "gdpo/correctness/advantage_share"))
+    if run["arm"].iloc[0].startswith("gdpo"):
+        return run["gdpo/correctness/advantage_share"].mean()
     # GRPO logs no shares. In a sum, the spread of a reward is its weight.
     parts = {}
     for name in ("format", "correctness", "integer"):
-        deviations = series(run, f"rewards/{name}/std")
-        if deviations:
-            parts[name] = fmean(deviations)
-    parts["correctness"] *= WEIGHTS.get(run[0]["arm"], 1.0)
+        metric = f"rewards/{name}/std"
+        if metric in run:
+            parts[name] = run[metric].mean()
+    parts["correctness"] *= WEIGHTS.get(run["arm"].iloc[0], 1.0)
     return parts["correctness"] / sum(parts.values())
 
 
@@ -203,20 +191,9 @@ def read(name: str, folder: Path = EVIDENCE) -> Runs:
     if archive.exists():
         with gzip.open(archive, "rt", encoding="utf-8") as lines:
             for run in map(json.loads, lines):
-                runs.setdefault(run["arm"], {})[run["seed"]] = steps_of(run)
+                steps = pd.DataFrame(run["metrics"], index=run["steps"]).assign(arm=run["arm"])
+                runs.setdefault(run["arm"], {})[run["seed"]] = steps
     return runs
-
-
-def steps_of(run: Mapping[str, Any]) -> Run:
-    """Return each step of a stored run with its metrics."""
-    steps = []
-    for i, step in enumerate(run["steps"]):
-        metrics: dict[str, Any] = {"arm": run["arm"], "step": step}
-        for key, values in run["metrics"].items():
-            if values[i] is not None:
-                metrics[key] = values[i]
-        steps.append(metrics)
-    return steps
 
 
 def measure(name: str, runs: Runs) -> Values:
@@ -230,9 +207,13 @@ def measure(name: str, runs: Runs) -> Values:
 
 
 def around(first: Mapping[int, float], second: Mapping[int, float], digits: int = 3) -> str:
-    """Return first minus second, paired by seed: the mean and its 95 % interval (Student's t)."""
+    """Write the mean of first minus second, paired by seed, and its interval."""
     # Both arms of a seed saw the same prompts in the same order, so that part of the noise cancels.
-    differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    return interval([first[seed] - second[seed] for seed in first.keys() & second.keys()], digits)
+
+
+def interval(differences: Sequence[float], digits: int = 3) -> str:
+    """Write the mean of paired differences and its 95 % interval (Student's t)."""
     if len(differences) < 2:
         return "–"
     middle, half = fmean(differences), half_interval(differences)
@@ -251,8 +232,6 @@ def tables(name: str, runs: Runs) -> str:
     """Write the arms of an experiment, and their paired differences."""
     if name == "q3":
         return variants(runs)
-    if not runs:
-        return "No run yet."
     runs = {arm: runs[arm] for arm in NAMES if arm in runs}
     endpoints = measure(name, runs)
     rows = []
@@ -284,13 +263,26 @@ def variants(runs: Runs) -> str:
     return markdown_table(head, [[f"`{variant}`", *cells] for variant, cells in rows.items()])
 
 
-def first_steps(runs: Runs, arm: str) -> dict[int, float]:
-    """Find each seed's first step in which half of the responses have the format; else infinity."""
+def first_steps(seeds: Mapping[int, Run]) -> dict[int, int]:
+    """Return the first step in which half of the responses have the format, by seed.
+
+    A seed that never learns the format has no step.
+    """
     first = {}
-    for seed, run in runs.get(arm, {}).items():
-        steps = [step["step"] for step in run if step["rewards/format/mean"] >= 0.5]
-        first[seed] = min(steps, default=inf)
+    for seed, run in seeds.items():
+        steps = run.index[run["rewards/format/mean"] >= 0.5]
+        if len(steps):
+            first[seed] = int(steps[0])
     return first
+
+
+def start(seeds: Mapping[int, Run]) -> str:
+    """Write how many seeds learn the format, and at which step: mean, lowest and highest."""
+    steps = first_steps(seeds).values()
+    text = f"{len(steps)} of {len(seeds)}"
+    if not steps:
+        return text
+    return f"{text}, step {fmean(steps):.0f} ({min(steps)} to {max(steps)})"
 
 
 def starts(runs: Runs) -> str:
@@ -302,18 +294,9 @@ def starts(runs: Runs) -> str:
         counts = before["right"][rate]
         prompts = ([1.0] * right + [0.0] * (answers - right) for right in counts)
         varying = PROMPTS_A_STEP * fmean(varies(prompt, GROUP) for prompt in prompts)
-        cells = [start(first_steps(runs, f"{name}-{rate}").values()) for name in ESTIMATORS]
+        cells = [start(runs[f"{name}-{rate}"]) for name in ESTIMATORS]
         rows.append([f"{100 * fmean(counts) / answers:.1f} %", f"{varying:.1f}", *cells])
     return markdown_table(["format before", "groups", *ESTIMATORS.values()], rows)
-
-
-def start(steps: Collection[float]) -> str:
-    """Write how many seeds learn the format, and at which step: mean, lowest and highest."""
-    started = [step for step in steps if step < inf]
-    text = f"{len(started)} of {len(steps)}"
-    if not started:
-        return text
-    return f"{text}, step {fmean(started):.0f} ({min(started)} to {max(started)})"
 
 
 def starts_compared(runs: Runs) -> str:
@@ -321,13 +304,12 @@ def starts_compared(runs: Runs) -> str:
     rows = []
     for rate in RATES:
         for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
-            first, second = (first_steps(runs, f"{name}-{rate}") for name in (a, b))
-            seeds = first.keys() & second.keys()
-            first = {seed: first[seed] for seed in seeds if first[seed] < inf}
-            second = {seed: second[seed] for seed in seeds if second[seed] < inf}
+            size = len(runs[f"{a}-{rate}"])
+            first = first_steps(runs[f"{a}-{rate}"])
+            second = first_steps(runs[f"{b}-{rate}"])
             cell = f"{rate} %: {ESTIMATORS[a]} − {ESTIMATORS[b]}"
-            counts = f"{len(first)} and {len(second)} of {len(seeds)}"
-            p = f"{fisher(len(first), len(second), len(seeds)):.2g}"
+            counts = f"{len(first)} and {len(second)} of {size}"
+            p = f"{fisher(len(first), len(second), size):.2g}"
             rows.append([cell, counts, p, around(first, second, digits=1)])
     head = [
         "estimators compared",
@@ -338,15 +320,19 @@ def starts_compared(runs: Runs) -> str:
     return markdown_table(head, rows)
 
 
+def means_of_ten(run: Run, metric: str, begins: Collection[int], digits: int = 3) -> list[str]:
+    """Write the mean of a metric over ten steps from each of these places on."""
+    values = run[metric].array
+    return [f"{values[begin : begin + 10].mean():.{digits}f}" for begin in begins]
+
+
 def tens(runs: Runs) -> str:
     """Write the table of the check with a pretrained model: means of ten steps each."""
     rows = []
     for arm, seeds in runs.items():
         (run,) = seeds.values()
         for metric in ("format", "correctness"):
-            values = series(run, f"rewards/{metric}/mean")
-            means = [fmean(values[begin : begin + 10]) for begin in range(0, 40, 10)]
-            cells = [f"{mean:.3f}" for mean in means]
+            cells = means_of_ten(run, f"rewards/{metric}/mean", range(0, 40, 10))
             rows.append([f"{ESTIMATORS[arm]}: {metric}", *cells])
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
@@ -396,12 +382,13 @@ def draw_curves(
     """Draw a metric in each panel, per step: mean and range over the seeds of these arms."""
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for arm, color in zip(arms, (VERMILION, BLUE, *OTHERS), strict=False):
-            curves = zip(*(series(run, metric) for run in runs[arm].values()), strict=True)
+            # A column for each seed; what is measured before the first step has no value here.
+            curves = pd.DataFrame({seed: run[metric] for seed, run in runs[arm].items()}).dropna()
+            steps = curves.index
+            axis.plot(steps, curves.mean(axis=1), color=color, label=NAMES[arm])
             # The range and not a deviation, because it shows all of the five seeds.
-            columns = [(fmean(c), min(c), max(c)) for c in curves]
-            middle, low, high = zip(*columns, strict=True)
-            steps = range(1, len(columns) + 1)
-            axis.plot(steps, middle, color=color, label=NAMES[arm])
+            low = curves.min(axis=1)
+            high = curves.max(axis=1)
             axis.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
         axis.set(xlabel="step", title=title)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -428,24 +415,33 @@ DRAWINGS: dict[str, Callable[[Sequence[Any], Runs], None]] = {
 }
 
 
-def draw(name: str, runs: Runs, path: Path) -> None:
-    """Draw two panels as SVG, which are equal for equal runs."""
+@contextmanager
+def picture(path: Path, size: tuple[float, float], **style: Any) -> Iterator[Figure]:
+    """Give a figure to draw on, and save it as SVG, which is equal for equal runs."""
     fixed = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": path.stem,  # ids are drawn at random without one
+    }
+    with matplotlib.rc_context(STYLE | fixed | style):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(path, metadata={"Date": None})
+
+
+def draw(name: str, runs: Runs, path: Path) -> None:
+    """Draw two panels with one legend."""
+    style = {
         "axes.grid": True,
         "axes.grid.axis": "y",
         "axes.titlesize": 11,
         "axes.titleweight": "bold",
         "legend.frameon": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,  # ids are drawn at random without one
     }
-    with matplotlib.rc_context(STYLE | fixed):
-        figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+    with picture(path, (9.2, 3.9), **style) as figure:
         axes = figure.subplots(1, 2)
         DRAWINGS[name](axes, runs)
         labels = axes[0].get_legend_handles_labels()
         figure.legend(*labels, loc="outside lower center", ncols=5)
-        figure.savefig(path, metadata={"Date": None})
 
 
 def main(docs: Path = ROOT / "docs") -> None:

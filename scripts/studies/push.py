@@ -7,12 +7,10 @@ Nothing is trained. Arms without a finished run are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-import matplotlib
 import numpy as np
 from evidence import (
     CORRECTNESS,
@@ -25,18 +23,19 @@ from evidence import (
     WEIGHTS,
     Run,
     Runs,
+    at_the_end,
     first_steps,
     fisher,
+    interval,
+    means_of_ten,
+    picture,
     read,
-    series,
     spread,
     start,
 )
-from matplotlib.figure import Figure
 from page import markdown_table, replace_block
 
-from gdpo_verl.lab.report.svg import BLUE, STYLE, VERMILION
-from gdpo_verl.lab.statistics import half_interval
+from gdpo_verl.lab.report.svg import BLUE, VERMILION
 
 PAGE = EVIDENCE / "push.md"
 # The line that was found in the kept runs, and the steps whose mean it is compared with.
@@ -48,13 +47,17 @@ ARMS = {
     "gdpo-correctness-8": "B: GDPO, weight 8 on correctness",
 }
 KEPT_ARMS = {"grpo-3": "GRPO, kept runs", "gdpo-3": "GDPO, kept runs"}
-TRADE_OFF = {
+# The arms of the trade-off with their labels in the picture.
+GDPO_ARMS = {
     "gdpo-weight-0.5": "½",
     "gdpo-1": "1",
     "gdpo-weight-2": "2",
     "gdpo-weight-4": "4",
 }
-GRPO_ARMS = ("grpo-third", "grpo-1", "grpo-3", "grpo-10", *WEIGHTS)
+GRPO_ARMS = {
+    arm: NAMES[arm].removeprefix("GRPO, ")
+    for arm in ("grpo-third", "grpo-1", "grpo-3", "grpo-10", *WEIGHTS)
+}
 
 
 def push(run: Run) -> float:
@@ -62,63 +65,47 @@ def push(run: Run) -> float:
 
     The push is the influence, a mean over all groups of a step, times the number of groups.
     """
-    influences = series(run, "gdpo/format/influence")[:FIRST_STEPS]
-    return PROMPTS_A_STEP * fmean(influences)
+    return PROMPTS_A_STEP * run["gdpo/format/influence"].head(FIRST_STEPS).mean()
 
 
 def groups_that_vary(run: Run) -> float:
     """Return the number of a step's groups in which format varies, over the first steps."""
-    constant = series(run, "gdpo/format/constant_groups")[:FIRST_STEPS]
-    return PROMPTS_A_STEP * (1 - fmean(constant))
+    return PROMPTS_A_STEP * (1 - run["gdpo/format/constant_groups"].head(FIRST_STEPS).mean())
 
 
-def area(learned: Sequence[float], not_learned: Sequence[float]) -> float:
+def area(predictions: np.ndarray, learned: np.ndarray) -> float:
     """Return the area under the ROC curve: a learned run is above one that is not learned.
 
-    >>> area([2.0, 3.0], [1.0, 2.0])
+    >>> area(np.array([2.0, 3.0, 1.0, 2.0]), np.array([True, True, False, False]))
     0.875
     """
-    above = 0.0
-    for high in learned:
-        for low in not_learned:
-            if high > low:
-                above += 1
-            elif high == low:
-                above += 0.5
-    return above / (len(learned) * len(not_learned))
+    gaps = np.subtract.outer(predictions[learned], predictions[~learned])
+    above = np.sum(gaps > 0) + np.sum(gaps == 0) / 2
+    return float(above / gaps.size)
 
 
 def kept_table(runs: Runs) -> str:
     """Compare two predictors on the kept runs: the push, and the number of groups alone."""
+    seeds = list(runs["gdpo-1"])
+    learned_by_arm = []
+    for arm in runs.values():
+        steps = first_steps(arm)
+        learned_by_arm.append([seed in steps for seed in seeds])
+    learned = np.array(learned_by_arm)
     rows = []
     for name, predictor in (("push", push), ("groups in which format varies", groups_that_vary)):
-        by_seed: dict[int, list[tuple[float, bool]]] = {}
-        for arm, seeds in runs.items():
-            steps = first_steps(runs, arm)
-            for seed, run in seeds.items():
-                by_seed.setdefault(seed, []).append((predictor(run), steps[seed] < inf))
-        values = list(by_seed.values())
+        by_arm = []
+        for arm in runs.values():
+            by_arm.append([predictor(arm[seed]) for seed in seeds])
+        predictions = np.array(by_arm)
         generator = np.random.default_rng(0)
         areas = []
         for _ in range(RESAMPLES):
-            drawn = generator.integers(len(values), size=len(values))
-            areas.append(area_of([values[i] for i in drawn]))
+            drawn = generator.integers(len(seeds), size=len(seeds))
+            areas.append(area(predictions[:, drawn], learned[:, drawn]))
         low, high = np.quantile(areas, [0.025, 0.975])
-        rows.append([name, f"{area_of(values):.3f} [{low:.3f}, {high:.3f}]"])
+        rows.append([name, f"{area(predictions, learned):.3f} [{low:.3f}, {high:.3f}]"])
     return markdown_table(["predictor, mean of steps 1 to 5", "AUC over 72 runs"], rows)
-
-
-def area_of(seeds: Sequence[Sequence[tuple[float, bool]]]) -> float:
-    """Return the area for the runs of these seeds: pairs of a prediction and whether it learned."""
-    learned = []
-    not_learned = []
-    for runs in seeds:
-        for value, did_learn in runs:
-            if did_learn:
-                learned.append(value)
-            else:
-                not_learned.append(value)
-    return area(learned, not_learned)
 
 
 def line_table(runs: Runs, names: Mapping[str, str]) -> str:
@@ -127,21 +114,12 @@ def line_table(runs: Runs, names: Mapping[str, str]) -> str:
     for arm, name in names.items():
         if arm not in runs:
             continue
-        steps = first_steps(runs, arm)
-        above = []
-        below = []
-        for seed, run in runs[arm].items():
-            side = above if push(run) >= LINE else below
-            side.append(steps[seed] < inf)
-        pushes = [push(run) for run in runs[arm].values()]
-        rows.append(
-            [
-                name,
-                f"{fmean(pushes):.2f}",
-                f"{sum(above)} of {len(above)}",
-                f"{sum(below)} of {len(below)}",
-            ]
-        )
+        learned = first_steps(runs[arm])
+        pushes = {seed: push(run) for seed, run in runs[arm].items()}
+        above = [seed in learned for seed, value in pushes.items() if value >= LINE]
+        below = [seed in learned for seed, value in pushes.items() if value < LINE]
+        counts = [f"{sum(side)} of {len(side)}" for side in (above, below)]
+        rows.append([name, f"{fmean(pushes.values()):.2f}", *counts])
     head = ["runs", "push, mean", f"learn it with a push of {LINE} or more", "learn it below"]
     return markdown_table(head, rows)
 
@@ -153,18 +131,16 @@ def arms_table(runs: Runs, kept: Runs) -> str:
     for arm, name in {**KEPT_ARMS, **ARMS}.items():
         if arm not in together:
             continue
-        steps = first_steps(together, arm)
-        learned = sum(step < inf for step in steps.values())
-        cells = [name, start(steps.values())]
+        seeds = together[arm]
+        cells = [name, start(seeds)]
         for other in KEPT_ARMS:
-            seeds = steps.keys() & first_steps(kept, other).keys()
-            others = first_steps(kept, other)
-            count = sum(others[seed] < inf for seed in seeds)
-            same = arm == other or len(steps) != len(seeds)
-            cells.append("–" if same else f"{fisher(learned, count, len(seeds)):.2g}")
+            # The kept runs have all seeds; those of an unfinished arm are compared.
+            others = {seed: kept[other][seed] for seed in seeds}
+            p = fisher(len(first_steps(seeds)), len(first_steps(others)), len(seeds))
+            cells.append("–" if arm == other else f"{p:.2g}")
         for metric in ("rewards/format/mean", "rewards/correctness/mean"):
-            ends = [fmean(series(run, metric)[-5:]) for run in together[arm].values()]
-            cells.append(spread(ends))
+            at_end = at_the_end(metric)
+            cells.append(spread([at_end(run) for run in seeds.values()]))
         rows.append(cells)
     head = [
         "arm",
@@ -179,101 +155,72 @@ def arms_table(runs: Runs, kept: Runs) -> str:
 
 def long_table(runs: Runs) -> str:
     """Write arm C: the share of responses with the format over stretches of its 160 steps."""
-    stretches = [(0, 10), (30, 40), (70, 80), (110, 120), (150, 160)]
+    begins = (0, 30, 70, 110, 150)
     rows = []
     for seed, run in sorted(runs.get("grpo-160", {}).items()):
-        values = series(run, "rewards/format/mean")
-        cells = [f"{fmean(values[first:last]):.4f}" for first, last in stretches]
-        rows.append([str(seed), *cells])
-    names = [f"steps {first + 1} to {last}" for first, last in stretches]
+        rows.append([str(seed), *means_of_ten(run, "rewards/format/mean", begins, digits=4)])
+    names = [f"steps {begin + 1} to {begin + 10}" for begin in begins]
     return markdown_table(["seed", *names], rows)
 
 
-def points(runs: Runs, arms: Sequence[str], seed: int) -> list[tuple[float, float]]:
-    """Return correctness and format of each arm with this seed, sorted by correctness."""
-    pairs = []
-    for arm in arms:
-        if seed in runs.get(arm, {}):
-            run = runs[arm][seed]
-            pairs.append((CORRECTNESS(run), FORMAT(run)))
-    return sorted(pairs)
-
-
-def differences(runs: Runs) -> dict[str, dict[int, float]]:
-    """Return GDPO's format minus GRPO's at the same correctness, by arm of GDPO and seed.
+def differences(runs: Runs, arm: str) -> dict[int, float]:
+    """Return GDPO's format minus GRPO's at the same correctness, for each seed of an arm.
 
     GRPO's format is interpolated between its arms. A correctness outside their range has no
     difference.
     """
-    by_arm: dict[str, dict[int, float]] = {}
-    for arm in TRADE_OFF:
-        by_arm[arm] = {}
-        for seed in runs.get(arm, {}):
-            (gdpo,) = points(runs, [arm], seed)
-            curve = points(runs, GRPO_ARMS, seed)
-            corrects = [correct for correct, _ in curve]
-            formats = [shares for _, shares in curve]
-            if corrects[0] <= gdpo[0] <= corrects[-1]:
-                by_arm[arm][seed] = gdpo[1] - float(np.interp(gdpo[0], corrects, formats))
-    return by_arm
+    by_seed = {}
+    for seed, run in runs.get(arm, {}).items():
+        correct = CORRECTNESS(run)
+        grpo = [runs[other][seed] for other in GRPO_ARMS]
+        points = sorted((CORRECTNESS(other), FORMAT(other)) for other in grpo)
+        corrects, formats = zip(*points, strict=True)
+        if corrects[0] <= correct <= corrects[-1]:
+            by_seed[seed] = FORMAT(run) - float(np.interp(correct, corrects, formats))
+    return by_seed
 
 
 def trade_off_table(runs: Runs) -> str:
     """Write GDPO's format minus GRPO's at equal correctness, for each weight of GDPO."""
-    by_arm = differences(runs)
     rows = []
-    for arm, weight in TRADE_OFF.items():
-        rows.append([f"GDPO, weight {weight}", *difference_cells(list(by_arm[arm].values()))])
-    means = []
-    for seed in sorted({seed for seeds in by_arm.values() for seed in seeds}):
-        means.append(fmean(seeds[seed] for seeds in by_arm.values() if seed in seeds))
-    rows.append(["all weights, mean of each seed", *difference_cells(means)])
+    of_seeds: dict[int, list[float]] = {}
+    for arm, weight in GDPO_ARMS.items():
+        by_seed = differences(runs, arm)
+        for seed, difference in by_seed.items():
+            of_seeds.setdefault(seed, []).append(difference)
+        rows.append([f"GDPO, weight {weight}", str(len(by_seed)), interval([*by_seed.values()])])
+    means = [fmean(values) for values in of_seeds.values()]
+    rows.append(["all weights, mean of each seed", str(len(means)), interval(means)])
     head = ["arm", "seeds inside GRPO's range", "format minus GRPO's at equal correctness"]
     return markdown_table(head, rows)
 
 
-def difference_cells(values: Sequence[float]) -> list[str]:
-    """Write the number of differences, and their mean with its 95 % interval."""
-    if len(values) < 2:
-        return [str(len(values)), "–"]
-    mean = fmean(values)
-    half = half_interval(values)
-    interval = f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
-    return [str(len(values)), interval.replace("-", "−")]
+def draw_family(axis: Any, runs: Runs, family: str, arms: Mapping[str, str], color: str) -> None:
+    """Draw a point for each run of these arms, and a line through their means with labels."""
+    means = []
+    for arm, label in arms.items():
+        if arm not in runs:
+            continue
+        corrects = [CORRECTNESS(run) for run in runs[arm].values()]
+        formats = [FORMAT(run) for run in runs[arm].values()]
+        axis.plot(corrects, formats, ".", color=color, alpha=0.4, markersize=4)
+        means.append((fmean(corrects), fmean(formats), label))
+    means.sort()
+    mean_corrects = [mean[0] for mean in means]
+    mean_formats = [mean[1] for mean in means]
+    axis.plot(mean_corrects, mean_formats, "o-", color=color, label=family)
+    for correct, share, label in means:
+        axis.annotate(label, (correct, share), (5, 5), textcoords="offset points", fontsize=8)
 
 
 def draw_trade_off(runs: Runs) -> None:
     """Draw format against correctness: GRPO over scales and weights, GDPO over weights."""
-    fixed: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "tradeoff"}
-    with matplotlib.rc_context(STYLE | fixed):
-        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    with picture(EVIDENCE / "tradeoff.svg", (6.4, 4.2)) as figure:
         axis = figure.subplots()
-        families = {"GRPO": (GRPO_ARMS, VERMILION, NAMES), "GDPO": (TRADE_OFF, BLUE, TRADE_OFF)}
-        for family, (arms, color, labels) in families.items():
-            means = []
-            for arm in arms:
-                if arm not in runs:
-                    continue
-                corrects = [CORRECTNESS(run) for run in runs[arm].values()]
-                formats = [FORMAT(run) for run in runs[arm].values()]
-                axis.plot(corrects, formats, ".", color=color, alpha=0.4, markersize=4)
-                means.append((fmean(corrects), fmean(formats), labels[arm]))
-            means.sort()
-            axis.plot(
-                [mean[0] for mean in means],
-                [mean[1] for mean in means],
-                "o-",
-                color=color,
-                label=family,
-            )
-            for correct, share, label in means:
-                text = label.removeprefix("GRPO, ")
-                axis.annotate(
-                    text, (correct, share), (5, 5), textcoords="offset points", fontsize=8
-                )
+        draw_family(axis, runs, "GRPO", GRPO_ARMS, VERMILION)
+        draw_family(axis, runs, "GDPO", GDPO_ARMS, BLUE)
         axis.set(xlabel="correctness, mean of all steps", ylabel="format, mean of all steps")
         axis.legend(frameon=False)
-        figure.savefig(EVIDENCE / "tradeoff.svg", metadata={"Date": None})
 
 
 def main() -> None:

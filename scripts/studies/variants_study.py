@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
-from page import ROOT, markdown_table, read_rows, replace_block, write_rows
+from page import ROOT, markdown_table, replace_block
 from torch import Tensor
 
 from gdpo_verl.advantage import (
+    Decomposition,
     EstimatorSettings,
     Gate,
     apply_conditions,
@@ -111,47 +113,32 @@ TASKS = {
 }
 
 
-def group_ids(r: Tensor) -> Tensor:
-    return torch.arange(len(r)).repeat_interleave(r.shape[1])
+def decomposed(r: Tensor, conditioned: bool = False, **settings: Any) -> Decomposition:
+    """Decompose rewards of shape (P, G, K); a response has one token."""
+    rows = r.flatten(0, 1)
+    groups = torch.arange(len(r)).repeat_interleave(r.shape[1])
+    names = range(r.shape[2])
+    on_first = {name: {"on": 0, "at_least": 1.0} for name in names[1:]}
+    counted = apply_conditions(rows, names, on_first if conditioned else {})
+    tokens = torch.ones(len(rows))
+    return decompose(rows, groups, tokens, EstimatorSettings(**settings), conditioned=counted)
 
 
-def variant(
-    name: str, gate: int | None = None, conditioned: bool = False, **settings: Any
-) -> Advantage:
-    """Compute the library's advantages, whitened over responses where it whitens."""
-    chosen = find_variant(name)
-    # A response here has no tokens.
-    whiten = "sequence" if chosen.whiten == "token" else chosen.whiten
-    if settings:
-        chosen = chosen.with_settings(settings)
-
-    def advantage(r: Tensor, ranges: Ranges) -> Tensor:
-        rows = r.flatten(0, 1)
-        names = range(r.shape[2])
-        on_first = {k: {"on": 0, "at_least": 1.0} for k in names[1:]} if conditioned else {}
-        settings = EstimatorSettings(
-            ranges=ranges,
-            gate=None if gate is None else Gate(gate),
-            variant=chosen,
-            whiten=whiten,
-        )
-        counted = apply_conditions(rows, names, on_first)
-        tokens = torch.ones(len(rows))
-        return decompose(rows, group_ids(r), tokens, settings, conditioned=counted).advantage
-
-    return advantage
+def variant(name: str, own: dict[str, Any] | None = None, **settings: Any) -> Advantage:
+    """Return the library's advantages under a variant with its own settings, and others."""
+    chosen = find_variant(name).with_settings(own or {})
+    return lambda r, ranges: decomposed(r, ranges=ranges, variant=chosen, **settings).advantage
 
 
 def with_targets(r: Tensor, ranges: Ranges) -> Tensor:
     """Compute SA-MRPO with a target for each reward, nine tenths of its range."""
     targets = [low + 0.9 * (high - low) for low, high in ranges]
-    return variant("sa_mrpo", targets=targets)(r, ranges)
+    return variant("sa_mrpo", {"targets": targets})(r, ranges)
 
 
 def grpo(r: Tensor, ranges: Ranges, *, weight: float = 1.0, scale: bool = True) -> Tensor:
     weights = [weight, *[1.0] * (r.shape[2] - 1)]
-    settings = EstimatorSettings(weights=weights, scale=scale)
-    return decompose(r.flatten(0, 1), group_ids(r), settings=settings).grpo
+    return decomposed(r, weights=weights, scale=scale).grpo
 
 
 def whitened_grpo(r: Tensor, ranges: Ranges) -> Tensor:
@@ -167,16 +154,16 @@ METHODS: dict[str, Advantage] = {
     "SA-MRPO": variant("sa_mrpo"),
     "SA-MRPO, targets": with_targets,
     "DARA": variant("dara"),
-    "DARA, symmetric": variant("dara", symmetric=True),
+    "DARA, symmetric": variant("dara", {"symmetric": True}),
     "GD²PO": variant("gd2po"),
-    "GD²PO, hard": variant("gd2po", hard=True),
+    "GD²PO, hard": variant("gd2po", {"hard": True}),
     "SAW": variant("saw"),
     "CorrGRPO": variant("corr_grpo"),
     "MO-GRPO": variant("mo_grpo"),
     "RVPO": variant("rvpo"),
 }
 OUTCOME: dict[str, Advantage] = {
-    "GDPO, gate": variant("gdpo", gate=0),
+    "GDPO, gate": variant("gdpo", gate=Gate(0)),
     "GDPO, conditioned": variant("gdpo", conditioned=True),
 }
 
@@ -187,6 +174,7 @@ SHOWN = (
     "Dr.GRPO",
     "DVAO",
     "SA-MRPO",
+    "SA-MRPO, targets",
     "DARA",
     "GD²PO",
     "SAW",
@@ -239,24 +227,19 @@ def study(case: tuple[str, str]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, str]]) -> str:
+def table(rows: pd.DataFrame) -> str:
     """Write the worst quality over the run minus GDPO's, and GDPO's itself, with Adam."""
-    adam = [row for row in rows if row["optimiser"] == "Adam"]
-    worst = {(row["task"], row["method"]): float(row["worst"]) for row in adam}
-
-    def cell(task: str, method: str) -> str:
-        if (task, method) not in worst:
-            return "–"
-        if method == "GDPO":
-            return f"{worst[task, method]:.3f}"
-        text = f"{worst[task, method] - worst[task, 'GDPO']:+.2f}"
-        return text.replace("-0.00", "0.00").replace("+0.00", "0.00").replace("-", "−")
-
-    tasks = dict.fromkeys(row["task"] for row in rows)
     lines = []
-    for task in tasks:
-        cells = [cell(task, method) for method in SHOWN]
-        lines.append([task, *cells])
+    for task, methods in rows[rows["optimiser"] == "Adam"].groupby("task", sort=False):
+        worst = dict(zip(methods["method"], methods["worst"], strict=True))
+        cells = [task, f"{worst['GDPO']:.3f}"]
+        for method in SHOWN[1:]:
+            if method not in worst:
+                cells.append("–")
+                continue
+            text = f"{worst[method] - worst['GDPO']:+.2f}"
+            cells.append(text.replace("-0.00", "0.00").replace("+0.00", "0.00").replace("-", "−"))
+        lines.append(cells)
     return markdown_table(["", *SHOWN], lines)
 
 
@@ -269,8 +252,8 @@ def main() -> None:
         cases = [(optimiser, task) for optimiser in OPTIMISERS for task in TASKS]
         with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             measured = [row for rows in pool.map(study, cases) for row in rows]
-        write_rows(numbers, measured)
-    replace_block(ROOT / "docs/evidence/variants.md", "study", table(read_rows(numbers)))
+        pd.DataFrame(measured).to_csv(numbers, index=False)
+    replace_block(ROOT / "docs/evidence/variants.md", "study", table(pd.read_csv(numbers)))
 
 
 if __name__ == "__main__":
