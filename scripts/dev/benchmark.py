@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python scripts/dev/benchmark.py advantage  # compared with verl's estimators
     python scripts/dev/benchmark.py advantage --variants --size 4096x1024x3
     python scripts/dev/benchmark.py rubric --size 4096x20         # compared with plain components
-    python scripts/dev/benchmark.py step --size 1024x256          # the plug-in in a step of verl
-    python scripts/dev/benchmark.py replay --responses 100000     # report and replay, with memory
+    python scripts/dev/benchmark.py step --turns 5                # the plug-in in a step of verl
+    python scripts/dev/benchmark.py replay --size 100000          # report and replay, with memory
 
 Where contenders take turns, real time and the processor time of this process are printed for each:
 the median, the least time, and the ratio to the first line, within a turn (median and quartiles)
@@ -27,7 +27,6 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,37 +81,39 @@ def rubric(args: argparse.Namespace) -> None:
     """Time rewards as dicts: as many components, and a rubric with as many criteria."""
     from gdpo_verl import advantages_of
 
-    rows, criteria = map(int, args.size.split("x"))
-    groups = [row // GROUP for row in range(rows)]
-    draw = random.Random(0)
-    plain: list[dict[str, Any]] = []
-    graded: list[dict[str, Any]] = []
-    for group in groups:
-        values = [float(draw.random() < 0.5) for _ in range(criteria)]
-        plain.append({f"c{place}": value for place, value in enumerate(values)})
-        own = {}
-        for place, value in enumerate(values):
-            own[f"{group} {place}"] = {"value": value, "weight": 1.0 + place}
-        graded.append({"rubric": own})
-    summed = {"gdpo": {"criteria": "sum"}}
-    contenders = {
-        f"{criteria} components": partial(advantages_of, plain, groups),
-        "rubric": partial(advantages_of, graded, groups),
-        "rubric, sum": partial(advantages_of, graded, groups, config=summed),
-    }
-    print(f"{rows} responses in groups of {GROUP}, {criteria} criteria")
-    compare(contenders, args.turns)
+    for rows, criteria in args.sizes:
+        groups = [row // GROUP for row in range(rows)]
+        draw = random.Random(0)
+        plain = []
+        graded = []
+        for group in groups:
+            components = {}
+            own = {}
+            for place in range(criteria):
+                value = float(draw.random() < 0.5)
+                components[f"c{place}"] = value
+                own[f"{group} {place}"] = {"value": value, "weight": 1.0 + place}
+            plain.append(components)
+            graded.append({"rubric": own})
+        summed = {"gdpo": {"criteria": "sum"}}
+        contenders = {
+            f"{criteria} components": partial(advantages_of, plain, groups),
+            "rubric": partial(advantages_of, graded, groups),
+            "rubric, sum": partial(advantages_of, graded, groups, config=summed),
+        }
+        print(f"{rows} responses in groups of {GROUP}, {criteria} criteria")
+        compare(contenders, args.turns)
 
 
 # ---------------------------------------------------------------- advantage
 
 
-def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callable[[], Any]]:
+def contenders(b: int, t: int, k: int, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Return functions over one random batch: ours first, then verl's or our variants."""
     from gdpo_verl import gdpo_advantages
     from gdpo_verl.advantage import VARIANTS
 
-    b, t, k = size
+    device = args.device
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randint(0, 4, (b, k), generator=generator).float()
     groups = uids(b)
@@ -123,7 +124,7 @@ def contenders(size: list[int], device: str, variants: bool) -> dict[str, Callab
     rewards = rewards.to(device)
     ours = partial(gdpo_advantages, rewards, groups, mask)
     functions: dict[str, Callable[[], Any]] = {"ours": ours}
-    if variants:
+    if args.variants:
         names = [name for name in VARIANTS if name != "gdpo"]
         return functions | {
             f"ours, {name}": partial(ours, variant=name, ranges=[(0.0, 3.0)] * k) for name in names
@@ -169,10 +170,9 @@ def keep_pages() -> None:
 def advantage(args: argparse.Namespace) -> None:
     keep_pages()
     print(f"torch {torch.__version__} on {args.device}, {torch.get_num_threads()} threads")
-    for text in args.size:
-        print(f"\n{text} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
-        runs = contenders([int(number) for number in text.split("x")], args.device, args.variants)
-        compare(runs, args.turns)
+    for b, t, k in args.sizes:
+        print(f"\n{b}x{t}x{k} (B x T x K), int64 mask, groups of {GROUP}", flush=True)
+        compare(contenders(b, t, k, args), args.turns)
 
 
 # ---------------------------------------------------------------- step
@@ -181,14 +181,15 @@ def advantage(args: argparse.Namespace) -> None:
 PUT_ROWS = 512
 BASE = "grpo_vectorized"
 RANK = {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "correctness"}
-# Per name: the estimator, algorithm.gdpo, and dumps.
-COLUMNS: dict[str, tuple[str, dict[str, Any], bool]] = {
-    BASE: ("grpo_vectorized", {}, False),
-    "control": ("grpo_vectorized", {}, False),
-    "gdpo": ("gdpo", {}, False),
-    "gdpo + dumps": ("gdpo", {}, True),
-    "gdpo - metrics": ("gdpo", {"metrics": False}, False),
-    "gdpo + derived": ("gdpo", {"derived": {"rank": RANK}}, False),
+DUMPS = "gdpo + dumps"
+# By name: the estimator, or the settings under algorithm.gdpo.
+COLUMNS: dict[str, dict[str, Any]] = {
+    BASE: {"estimator": BASE},
+    "control": {"estimator": BASE},
+    "gdpo": {},
+    DUMPS: {},
+    "gdpo - metrics": {"metrics": False},
+    "gdpo + derived": {"derived": {"rank": RANK}},
 }
 
 
@@ -196,9 +197,8 @@ def trainer(name: str) -> Any:
     """Return verl's default trainer, set up only with what its advantage step reads."""
     from fake_verl import recipe, trainer_of
 
-    estimator, settings, dumps = COLUMNS[name]
-    config = recipe(estimator, **settings)
-    if not dumps:
+    config = recipe(**COLUMNS[name])
+    if name != DUMPS:
         config.trainer.rollout_data_dir = None
     return trainer_of(config, hooks=name != BASE)  # without our hooks verl's method runs alone
 
@@ -208,20 +208,19 @@ def fill(rows: int, tokens: int) -> Any:
     import transfer_queue as tq
     from fake_verl import info, put
 
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(tokens // 4, tokens + 1, (rows,), generator=generator).tolist()
-    components = torch.randint(0, 4, (rows, 2), generator=generator).tolist()
-    # Each session has one output.
-    keys = [f"{uid}_{index % GROUP}_0" for index, uid in enumerate(uids(rows))]
-    made = (
-        (key, [1] * length, info(float(form > 0), float(correctness)))
-        for key, length, (form, correctness) in zip(keys, lengths, components, strict=True)
-    )
+    draw = random.Random(0)
+    keys = []
     tags = []
-    some = list(islice(made, PUT_ROWS))
-    while some:
-        tags += put(tq, some).tags
-        some = list(islice(made, PUT_ROWS))
+    part = []
+    for index, uid in enumerate(uids(rows)):
+        key = f"{uid}_{index % GROUP}_0"  # each session has one output
+        length = draw.randint(tokens // 4, tokens)
+        rewards = info(float(draw.random() < 0.75), float(draw.randrange(4)))
+        keys.append(key)
+        part.append((key, [1] * length, rewards))
+        if len(part) == PUT_ROWS or len(keys) == rows:
+            tags += put(tq, part).tags
+            part = []
     return tq.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
 
 
@@ -238,10 +237,9 @@ def step(args: argparse.Namespace) -> None:
     queue.backend.SimpleStorage.num_data_storage_units = 1
     queue.backend.SimpleStorage.total_storage_size = None
     tq.init(queue)
-    for text in args.size:
-        size = [int(number) for number in text.split("x")]
-        batch = fill(*size)
-        print(f"\nadvantage: {size[0]:,} rows of at most {size[1]:,} tokens", flush=True)
+    for rows, tokens in args.sizes:
+        batch = fill(rows, tokens)
+        print(f"\nadvantage: {rows:,} rows of at most {tokens:,} tokens", flush=True)
         steps = {name: partial(t._compute_advantage, batch, {}) for name, t in trainers.items()}
         compare(steps, args.turns)
         tq.kv_clear(keys=batch.keys, partition_id="train")
@@ -280,55 +278,53 @@ def write_dumps(run: Path, responses: int) -> None:
 
 def replay(args: argparse.Namespace) -> None:
     """Measure the time and the peak memory of `report` and `replay` on the dumps of a large run."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        write_dumps(run, args.responses)
-        for command in ("replay", "report"):
-            words = [sys.executable, "-m", "gdpo_verl.lab.cli", command, str(run)]
-            start = time.perf_counter()
-            with subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder) as process:
-                _, status, usage = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
-            taken = time.perf_counter() - start
-            peak = usage.ru_maxrss / 1024
-            print(f"{command:8} status {process.returncode} {taken:7.1f} s {peak:7.0f} MiB")
+    for (responses,) in args.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            write_dumps(run, responses)
+            for command in ("replay", "report"):
+                words = [sys.executable, "-m", "gdpo_verl.lab.cli", command, str(run)]
+                start = time.perf_counter()
+                with subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder) as process:
+                    _, status, usage = os.wait4(process.pid, 0)
+                    process.returncode = os.waitstatus_to_exitcode(status)
+                taken = time.perf_counter() - start
+                peak = usage.ru_maxrss / 1024
+                print(f"{command:8} status {process.returncode} {taken:7.1f} s {peak:7.0f} MiB")
+
+
+BENCHMARKS = {"advantage": advantage, "rubric": rubric, "step": step, "replay": replay}
+# Responses, tokens and components; responses and criteria; responses and tokens; responses.
+SIZES = {
+    "advantage": ["256x1024x3", "4096x1024x3", "4096x8192x3", "65536x1024x2"],
+    "rubric": ["4096x20"],
+    "step": ["4096x1024", "65536x256"],
+    "replay": ["100000"],
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="benchmark", required=True)
-
-    def command(run: Callable[[argparse.Namespace], None], name: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=(run.__doc__ or "").split("\n")[0])
-        sub.set_defaults(run=run)
-        return sub
-
-    sub = command(advantage, "advantage")
-    sizes = ["256x1024x3", "4096x1024x3", "4096x8192x3", "65536x1024x2"]
-    sub.add_argument("--size", nargs="*", default=sizes, metavar="BxTxK")
-    sub.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    sub.add_argument("--turns", type=int, default=15)
-    sub.add_argument(
+    parser.add_argument("benchmark", choices=BENCHMARKS)
+    parser.add_argument("--size", nargs="*", help=f"default: {SIZES}")
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="where advantage computes",
+    )
+    parser.add_argument(
         "--variants",
         action="store_true",
-        help="compare the variants with GDPO instead of verl's estimators",
+        help="advantage compares the variants with GDPO instead of verl's estimators",
     )
-
-    sub = command(rubric, "rubric")
-    sub.add_argument("--size", default="4096x20", metavar="ROWSxCRITERIA")
-    sub.add_argument("--turns", type=int, default=15)
-
-    sub = command(step, "step")
-    sizes = ["4096x1024", "65536x256"]
-    sub.add_argument("--size", nargs="*", default=sizes, metavar="ROWSxTOKENS")
-    sub.add_argument("--turns", type=int, default=5)
-
-    sub = command(replay, "replay")
-    sub.add_argument("--responses", type=int, default=100_000)
     args = parser.parse_args()
-    args.run(args)
+    args.sizes = []
+    for size in args.size or SIZES[args.benchmark]:
+        args.sizes.append([int(number) for number in size.split("x")])
+    BENCHMARKS[args.benchmark](args)
 
 
 if __name__ == "__main__":
