@@ -58,9 +58,11 @@ class Metric:
 
 # Metrics of each component.
 MEAN = Metric("rewards/<component>/mean", "mean of r over the scored rows", "reward")
-STD = Metric("rewards/<component>/std", "its unbiased standard deviation", "reward")
-MIN = Metric("rewards/<component>/min", "smallest r", "reward")
-MAX = Metric("rewards/<component>/max", "largest r", "reward")
+STD = Metric(
+    "rewards/<component>/std", "unbiased standard deviation of r over the scored rows", "reward"
+)
+MIN = Metric("rewards/<component>/min", "smallest r over the scored rows", "reward")
+MAX = Metric("rewards/<component>/max", "largest r over the scored rows", "reward")
 SATURATION = Metric(
     "gdpo/<component>/saturation", "(mean − low) / (high − low) of a declared finite range", "share"
 )
@@ -98,7 +100,9 @@ CRITERIA_MET_BY_ALL = Metric(
     "share",
 )
 CRITERIA_MET_BY_NONE = Metric(
-    "gdpo/<component>/criteria_met_by_none", "the same for 0 and below", "share"
+    "gdpo/<component>/criteria_met_by_none",
+    "share of the criteria of all groups that are 0 or below and do not vary in their group",
+    "share",
 )
 CRITERIA_VARYING = Metric(
     "gdpo/<component>/criteria_varying", "share of the criteria that vary in their group", "share"
@@ -118,7 +122,9 @@ DISTINCT_GDPO = Metric(
     "gdpo/distinct_advantages/gdpo", "distinct Σ c in a group, on average", "advantages"
 )
 DISTINCT_GRPO = Metric(
-    "gdpo/distinct_advantages/grpo", "the same under GRPO, from the score", "advantages"
+    "gdpo/distinct_advantages/grpo",
+    "distinct advantages that GRPO computes from the score in a group, on average",
+    "advantages",
 )
 FAILED_SESSIONS = Metric(
     "gdpo/failed_sessions", "share of rollouts that ended with an exception", "share"
@@ -160,7 +166,11 @@ AGREES_WITH_GDPO = Metric(
     "correlation with GDPO's advantages; absent where either is constant",
     "none",
 )
-AGREES_WITH_GRPO = Metric("gdpo/variant/<variant>/agrees_with_grpo", "the same with GRPO's", "none")
+AGREES_WITH_GRPO = Metric(
+    "gdpo/variant/<variant>/agrees_with_grpo",
+    "correlation with GRPO's advantages; absent where either is constant",
+    "none",
+)
 
 # Metrics of a reward function that returns `parse_error`.
 PARSE_ERROR_SHARE = Metric(
