@@ -71,7 +71,8 @@ UNITS = [
 
 @pytest.mark.parametrize("answer", UNITS, ids=lambda answer: answer[:12])
 def test_no_unit_hangs(answer):
-    assert verdict(boxed(answer), deadline=20.0)[1] is not ParseError.DEADLINE
+    # It takes about 2 s; on a busy machine many times as long.
+    assert verdict(boxed(answer), deadline=120.0)[1] is not ParseError.DEADLINE
     assert verdict(boxed("3")) == (1.0, ParseError.NONE)
 
 
