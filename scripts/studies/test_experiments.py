@@ -24,7 +24,17 @@ pytestmark = pytest.mark.slow
 
 EXPERIMENTS = {
     name: yaml.safe_load((ROOT / f"scripts/studies/{name}.yaml").read_text(encoding="utf-8"))
-    for name in ("q1", "q2", "q3", "pretrained", "quiet", "rare", "rare_pretrained", "relative")
+    for name in (
+        "q1",
+        "q2",
+        "q3",
+        "pretrained",
+        "push",
+        "quiet",
+        "rare",
+        "rare_pretrained",
+        "relative",
+    )
 }
 ON_CORRECT = {"on": "correctness", "at_least": 1}
 

@@ -28,8 +28,9 @@ LINE = 0.9
 ORIGIN = (
     "In 72 runs of tiny policies on one task, with 16 groups of 8 responses in a step, 34 of the "
     f"39 runs whose push on a rare format was {LINE} or more in their first five steps learned the "
-    "format, and 1 of the 33 others. This line was found after the runs. The push changes during a "
-    "run: it rises when another reward becomes constant in more groups."
+    "format, and 1 of the 33 others. This line was found after these runs. In 16 later runs with "
+    "other weights, it was right each time. The push changes during a run: it rises when another "
+    "reward becomes constant in more groups."
 )
 
 
