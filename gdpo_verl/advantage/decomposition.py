@@ -123,7 +123,7 @@ class Decomposition:
 
     @property
     def scale(self) -> bool:
-        """Whether values are divided by the standard deviations of their groups."""
+        """True if values are divided by the standard deviations of their groups."""
         return self.settings.scale
 
     @cached_property

@@ -352,7 +352,7 @@ class Objective:
 
     @property
     def credits_turns(self) -> bool:
-        """Whether each turn has its own advantage."""
+        """True if each turn has its own advantage."""
         return bool(self.by_turn) and self.config.estimator.credit != "answer"
 
     @property

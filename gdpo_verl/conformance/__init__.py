@@ -48,7 +48,7 @@ class Result:
 
     @property
     def conforms(self) -> bool:
-        """Whether all advantages lie within the tolerance.
+        """True if all advantages lie within the tolerance.
 
         It is also true if the function raised NotImplementedError.
         """

@@ -26,7 +26,7 @@ class SandboxError(RuntimeError):
 
 
 class Status(Enum):
-    """How a program ended, or a call of its function.
+    """The end of a program, or of a call of its function.
 
     The values are the statuses and events that the server (`child`) reports.
     """
