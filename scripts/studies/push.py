@@ -7,7 +7,8 @@ Nothing is trained. Arms without a finished run are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +18,8 @@ from evidence import (
     ESTIMATORS,
     EVIDENCE,
     FORMAT,
-    NAMES,
     PROMPTS_A_STEP,
     RATES,
-    WEIGHTS,
     Run,
     Runs,
     at_the_end,
@@ -47,16 +46,19 @@ ARMS = {
     "gdpo-correctness-8": "B: GDPO, weight 8 on correctness",
 }
 KEPT_ARMS = {"grpo-3": "GRPO, kept runs", "gdpo-3": "GDPO, kept runs"}
-# The arms of the trade-off with their labels in the picture.
+# The arms of the trade-off by the weight on correctness. Under GRPO, multiplying correctness by 10
+# with the weight 0.1 is the same as the weight 1, and 0.3 is nearly ⅓.
 GDPO_ARMS = {
-    "gdpo-weight-0.5": "½",
-    "gdpo-1": "1",
-    "gdpo-weight-2": "2",
-    "gdpo-weight-4": "4",
+    "½": ["gdpo-weight-0.5"],
+    "1": ["gdpo-1"],
+    "2": ["gdpo-weight-2"],
+    "4": ["gdpo-weight-4"],
 }
 GRPO_ARMS = {
-    arm: NAMES[arm].removeprefix("GRPO, ")
-    for arm in ("grpo-third", "grpo-1", "grpo-3", "grpo-10", *WEIGHTS)
+    "⅓": ["grpo-third", "weight-0.03"],
+    "1": ["grpo-1", "weight-0.1"],
+    "3": ["grpo-3", "weight-0.3"],
+    "10": ["grpo-10"],
 }
 
 
@@ -172,7 +174,7 @@ def differences(runs: Runs, arm: str) -> dict[int, float]:
     by_seed = {}
     for seed, run in runs.get(arm, {}).items():
         correct = CORRECTNESS(run)
-        grpo = [runs[other][seed] for other in GRPO_ARMS]
+        grpo = [runs[other][seed] for other in chain(*GRPO_ARMS.values())]
         points = sorted((CORRECTNESS(other), FORMAT(other)) for other in grpo)
         corrects, formats = zip(*points, strict=True)
         if corrects[0] <= correct <= corrects[-1]:
@@ -184,7 +186,7 @@ def trade_off_table(runs: Runs) -> str:
     """Write GDPO's format minus GRPO's at equal correctness, for each weight of GDPO."""
     rows = []
     of_seeds: dict[int, list[float]] = {}
-    for arm, weight in GDPO_ARMS.items():
+    for weight, (arm,) in GDPO_ARMS.items():
         by_seed = differences(runs, arm)
         for seed, difference in by_seed.items():
             of_seeds.setdefault(seed, []).append(difference)
@@ -195,22 +197,24 @@ def trade_off_table(runs: Runs) -> str:
     return markdown_table(head, rows)
 
 
-def draw_family(axis: Any, runs: Runs, family: str, arms: Mapping[str, str], color: str) -> None:
-    """Draw a point for each run of these arms, and a line through their means with labels."""
-    means = []
-    for arm, label in arms.items():
-        if arm not in runs:
+def draw_family(
+    axis: Any, runs: Runs, family: str, arms: Mapping[str, Sequence[str]], color: str
+) -> None:
+    """Draw a point for each run of these arms, and a line through the means of each weight."""
+    mean_corrects = []
+    mean_formats = []
+    for weight, names in arms.items():
+        of_weight = list(chain(*(runs.get(name, {}).values() for name in names)))
+        if not of_weight:
             continue
-        corrects = [CORRECTNESS(run) for run in runs[arm].values()]
-        formats = [FORMAT(run) for run in runs[arm].values()]
+        corrects = [CORRECTNESS(run) for run in of_weight]
+        formats = [FORMAT(run) for run in of_weight]
         axis.plot(corrects, formats, ".", color=color, alpha=0.4, markersize=4)
-        means.append((fmean(corrects), fmean(formats), label))
-    means.sort()
-    mean_corrects = [mean[0] for mean in means]
-    mean_formats = [mean[1] for mean in means]
+        mean_corrects.append(fmean(corrects))
+        mean_formats.append(fmean(formats))
+        place = mean_corrects[-1], mean_formats[-1]
+        axis.annotate(weight, place, (6, 5), textcoords="offset points", color=color)
     axis.plot(mean_corrects, mean_formats, "o-", color=color, label=family)
-    for correct, share, label in means:
-        axis.annotate(label, (correct, share), (5, 5), textcoords="offset points", fontsize=8)
 
 
 def draw_trade_off(runs: Runs) -> None:
@@ -220,6 +224,7 @@ def draw_trade_off(runs: Runs) -> None:
         draw_family(axis, runs, "GRPO", GRPO_ARMS, VERMILION)
         draw_family(axis, runs, "GDPO", GDPO_ARMS, BLUE)
         axis.set(xlabel="correctness, mean of all steps", ylabel="format, mean of all steps")
+        axis.set_title("The labels are the weights on correctness.")
         axis.legend(frameon=False)
 
 
