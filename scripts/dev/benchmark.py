@@ -5,6 +5,7 @@
     python scripts/dev/benchmark.py rubric --size 4096x20         # compared with plain components
     python scripts/dev/benchmark.py step --turns 5                # the plug-in in a step of verl
     python scripts/dev/benchmark.py replay --size 100000          # report and replay, with memory
+    python scripts/dev/benchmark.py training --trl trl/bin/python # a training beside TRL's
 
 Where contenders take turns, real time and the processor time of this process are printed for each:
 the median, the least time, and the ratio to the first line, within a turn (median and quartiles)
@@ -293,13 +294,117 @@ def replay(args: argparse.Namespace) -> None:
                 print(f"{command:8} status {process.returncode} {taken:7.1f} s {peak:7.0f} MiB")
 
 
-BENCHMARKS = {"advantage": advantage, "rubric": rubric, "step": step, "replay": replay}
-# Responses, tokens and components; responses and criteria; responses and tokens; responses.
+# ---------------------------------------------------------------- training
+
+PROMPTS = 8
+# verl's names of a dtype: of the weights that vLLM has, and of FSDP's parameters.
+DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def training(args: argparse.Namespace) -> None:
+    """Time the steps of a training of SmolLM2 without a GPU: in verl with the plug-in, and in TRL.
+
+    Both train on the same prompts in the same order, with 8 prompts of 8 responses in each step. A
+    first step is not counted, because it includes work that is done once.
+
+    verl cannot be imported beside TRL 1.16, so TRL needs an environment of its own:
+
+        python -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.16.0 pyarrow omegaconf
+    """
+    if args.trl is None:
+        raise SystemExit("--trl: expected the Python of an environment with TRL, found none")
+    turns, steps = args.sizes[0]
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        data = Path(folder) / "data"
+        lab("make-policy", "smollm2", "--out", model)
+        lab("prepare", "short-sums", "--shots", "2", "--out", data)
+        for dtype in DTYPES:
+            seconds: dict[str, list[float]] = {"verl": [], "TRL": []}
+            for turn in range(turns):
+                run = Path(folder) / f"{dtype}-{turn}"
+                records = {
+                    "verl": train_in_verl(run, model, data, dtype, steps),
+                    "TRL": train_in_trl(args.trl, model, data, dtype, steps),
+                }
+                for name, record in records.items():
+                    print(f"{dtype} {name:5}", json.dumps(record), flush=True)
+                    seconds[name] += record["seconds"][1:]
+            medians = {name: float(np.median(values)) for name, values in seconds.items()}
+            ratio = medians["verl"] / medians["TRL"]
+            print(f"{dtype}: {medians} s a step in the median, ratio {ratio:.2f}", flush=True)
+
+
+def lab(*words: str | Path) -> None:
+    """Run a command of gdpo-verl on the cores of this machine; its output goes to stderr."""
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", *words]
+    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
+    subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
+
+
+def train_in_verl(
+    run: Path, model: Path, data: Path, dtype: str, steps: int
+) -> dict[str, list[float]]:
+    """Train with the recipe of GSM8K; return the seconds and the mean length of each step."""
+    actor = "actor_rollout_ref.actor"
+    rollout = "actor_rollout_ref.rollout"
+    lab(
+        *("train", "gsm8k/gdpo", "--run", run, "hardware=cpu"),
+        f"actor_rollout_ref.model.path={model}",
+        f"data.train_files={data}/train.parquet",
+        f"data.val_files={data}/validation.parquet",
+        f"data.train_batch_size={PROMPTS}",
+        "data.max_prompt_length=192",
+        "data.max_response_length=48",
+        "data.shuffle=false",
+        f"{actor}.ppo_mini_batch_size={PROMPTS}",
+        f"{actor}.use_kl_loss=false",
+        f"{actor}.optim.lr=1e-5",
+        f"{actor}.fsdp_config.dtype={dtype}",
+        f"{actor}.fsdp_config.mixed_precision.param_dtype={DTYPES[dtype]}",
+        f"{rollout}.dtype={dtype}",
+        f"{rollout}.n={GROUP}",
+        f"trainer.total_training_steps={steps}",
+        *("trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+    )
+    record: dict[str, list[float]] = {"seconds": [], "lengths": []}
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        metrics = json.loads(line)["data"]
+        record["seconds"].append(metrics["timing_s/step"])
+        record["lengths"].append(metrics["response_length/mean"])
+    return record
+
+
+def train_in_trl(
+    python: str, model: Path, data: Path, dtype: str, steps: int
+) -> dict[str, list[float]]:
+    """Train with TRL's GRPOTrainer; return the seconds and the mean length of each step."""
+    script = ROOT / "scripts/dev/trl_training.py"
+    command = [python, script, data / "train.parquet", model, dtype, str(steps)]
+    # Otherwise waiting threads of PyTorch use a core that others need, as in hardware=cpu.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    output = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env=environment
+    ).stdout
+    record: dict[str, list[float]] = json.loads(output.splitlines()[-1])
+    return record
+
+
+BENCHMARKS = {
+    "advantage": advantage,
+    "rubric": rubric,
+    "step": step,
+    "replay": replay,
+    "training": training,
+}
+# Responses, tokens and components; responses and criteria; responses and tokens; responses; turns
+# and steps.
 SIZES = {
     "advantage": ["256x1024x3", "4096x1024x3", "4096x8192x3", "65536x1024x2"],
     "rubric": ["4096x20"],
     "step": ["4096x1024", "65536x256"],
     "replay": ["100000"],
+    "training": ["2x3"],
 }
 
 
@@ -310,6 +415,7 @@ def main() -> None:
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--size", nargs="*", help=f"default: {SIZES}")
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--trl", metavar="PYTHON", help="training needs an environment with TRL")
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
