@@ -57,12 +57,14 @@ class Metric:
 
 
 # Metrics of each component.
-MEAN = Metric("rewards/<component>/mean", "mean of r over the scored rows", "reward")
+MEAN = Metric("rewards/<component>/mean", "mean of r over the scored responses", "reward")
 STD = Metric(
-    "rewards/<component>/std", "unbiased standard deviation of r over the scored rows", "reward"
+    "rewards/<component>/std",
+    "unbiased standard deviation of r over the scored responses",
+    "reward",
 )
-MIN = Metric("rewards/<component>/min", "smallest r over the scored rows", "reward")
-MAX = Metric("rewards/<component>/max", "largest r over the scored rows", "reward")
+MIN = Metric("rewards/<component>/min", "smallest r over the scored responses", "reward")
+MAX = Metric("rewards/<component>/max", "largest r over the scored responses", "reward")
 SATURATION = Metric(
     "gdpo/<component>/saturation", "(mean − low) / (high − low) of a declared finite range", "share"
 )
@@ -72,7 +74,7 @@ CONSTANT_GROUPS = Metric(
     "share",
 )
 UNSCORED = Metric(
-    "gdpo/<component>/unscored", "share of rows without r (`None`, NaN, absent)", "share"
+    "gdpo/<component>/unscored", "share of responses without r (`None`, NaN, absent)", "share"
 )
 ADVANTAGE_SHARE = Metric(
     "gdpo/<component>/advantage_share",
@@ -81,7 +83,7 @@ ADVANTAGE_SHARE = Metric(
 )
 INFLUENCE = Metric(
     "gdpo/<component>/influence",
-    "Cov(A, z) over the rows that have an advantage",
+    "Cov(A, z) over the responses that have an advantage",
     "none",
 )
 WEIGHT = Metric(
@@ -115,7 +117,7 @@ ALL_CRITERIA_MET = Metric(
 
 # Metrics of the whole batch.
 SIGN_CONFLICTS = Metric(
-    "gdpo/sign_conflicts", "share of rows with one c > τ and another < −τ", "share"
+    "gdpo/sign_conflicts", "share of responses with one c > τ and another < −τ", "share"
 )
 NOISE_FLOOR = Metric("gdpo/noise_floor", "variance of Σ c within a group, mean over groups", "none")
 DISTINCT_GDPO = Metric(
@@ -131,12 +133,14 @@ FAILED_SESSIONS = Metric(
 )
 REWARD_ERRORS = Metric(
     "gdpo/reward_errors",
-    "share of rows for which verl's manager `rate_limited` reports a timeout or an error",
+    "share of responses for which verl's manager `rate_limited` reports a timeout or an error",
     "share",
 )
-SINGLETON_GROUPS = Metric("gdpo/singleton_groups", "share of groups with a single row", "share")
+SINGLETON_GROUPS = Metric(
+    "gdpo/singleton_groups", "share of groups with a single response", "share"
+)
 UNSCORED_ROWS = Metric(
-    "gdpo/unscored_rows", "share of rows with no scored component, after conditions", "share"
+    "gdpo/unscored_rows", "share of responses with no scored component, after conditions", "share"
 )
 WHITEN_SHIFT = Metric(
     "gdpo/whiten_shift",
@@ -150,7 +154,8 @@ WHITEN_GAIN = Metric(
 )
 PHANTOM_GROUPS = Metric(
     "gdpo/phantom_groups",
-    "share of groups with a constant outcome in which another reward varies and no gate is closed",
+    "share of groups with a constant outcome in which another reward varies, without the groups "
+    "that a gate removes",
     "share",
 )
 GATED_GROUPS = Metric(
@@ -160,7 +165,9 @@ GATED_GROUPS = Metric(
 )
 
 # Metrics that compare a variant with GDPO and GRPO.
-ZERO_ROWS = Metric("gdpo/variant/<variant>/zero_rows", "share of rows with advantage 0", "share")
+ZERO_ROWS = Metric(
+    "gdpo/variant/<variant>/zero_rows", "share of responses with advantage 0", "share"
+)
 AGREES_WITH_GDPO = Metric(
     "gdpo/variant/<variant>/agrees_with_gdpo",
     "correlation with GDPO's advantages; absent where either is constant",
@@ -174,11 +181,13 @@ AGREES_WITH_GRPO = Metric(
 
 # Metrics of a reward function that returns `parse_error`.
 PARSE_ERROR_SHARE = Metric(
-    "gdpo/parse_error/share", "share of the rows with a code for which the code is not 0", "share"
+    "gdpo/parse_error/share",
+    "share of the responses with a code for which the code is not 0",
+    "share",
 )
 PARSE_ERROR_CODE = Metric(
     "gdpo/parse_error/code_<code>",
-    "share of the rows with a code that have this code; logged where it occurs",
+    "share of the responses with a code that have this code; logged where it occurs",
     "share",
 )
 

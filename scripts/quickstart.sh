@@ -13,7 +13,8 @@
 # seed through verl's own PPO driver on Ray with vLLM rollouts. Run again after an interruption: what
 # is done is not done twice, and a run resumes from its last checkpoint.
 #
-# STEPS (20; 12 for smollm2) training steps each; OUT (runs/quickstart, runs/smollm2) the directory of all output.
+# STEPS (20; 12 for smollm2) training steps each; OUT (runs/quickstart, runs/smollm2, runs/NAME of the model) the
+# directory of all output.
 set -euo pipefail
 # The path of a model stays as it is from here, before the change of directory; a hub id too.
 name=${1:-toolbox}
@@ -34,7 +35,7 @@ case $name in
               actor_rollout_ref.rollout.val_kwargs.do_sample=true
               actor_rollout_ref.rollout.val_kwargs.temperature=1.0 data.val_max_samples=64) ;;
   *)         # A pretrained model needs more tokens than the tiny policy, and the paper's learning rate.
-    make_policy=
+    make_policy= OUT=${OUT:-runs/${name##*/}}
     settings=(hardware=gpu1 data.max_prompt_length=1024 data.max_response_length=512
               actor_rollout_ref.actor.optim.lr=1e-6) ;;
 esac

@@ -285,29 +285,43 @@ def start(seeds: Mapping[int, Run]) -> str:
     return f"{text}, step {fmean(steps):.0f} ({min(steps)} to {max(steps)})"
 
 
+def read_before() -> Any:
+    """Read the responses of the policies with a rare format that were counted before the runs."""
+    return json.loads((EVIDENCE / "rare_before.json").read_text(encoding="utf-8"))
+
+
+def format_before() -> dict[str, str]:
+    """Write the share of responses with the right format before the runs, by policy."""
+    before = read_before()
+    shares = {}
+    for rate in RATES:
+        shares[rate] = f"{100 * fmean(before['right'][rate]) / before['answers']:.1f} %"
+    return shares
+
+
 def starts(runs: Runs) -> str:
     """Write the table of the rare reward: how many seeds learn it, and at which step."""
-    before = json.loads((EVIDENCE / "rare_before.json").read_text(encoding="utf-8"))
+    before = read_before()
     answers = before["answers"]
     rows = []
-    for rate in RATES:
+    for rate, share in format_before().items():
         counts = before["right"][rate]
         prompts = ([1.0] * right + [0.0] * (answers - right) for right in counts)
         varying = PROMPTS_A_STEP * fmean(varies(prompt, GROUP) for prompt in prompts)
         cells = [start(runs[f"{name}-{rate}"]) for name in ESTIMATORS]
-        rows.append([f"{100 * fmean(counts) / answers:.1f} %", f"{varying:.1f}", *cells])
+        rows.append([share, f"{varying:.1f}", *cells])
     return markdown_table(["format before", "groups", *ESTIMATORS.values()], rows)
 
 
 def starts_compared(runs: Runs) -> str:
     """Compare pairs of estimators: which seeds learn the format (Fisher's test), and when."""
     rows = []
-    for rate in RATES:
+    for rate, share in format_before().items():
         for a, b in (("gdpo", "grpo"), ("dara", "gdpo"), ("dara", "grpo")):
             size = len(runs[f"{a}-{rate}"])
             first = first_steps(runs[f"{a}-{rate}"])
             second = first_steps(runs[f"{b}-{rate}"])
-            cell = f"{rate} %: {ESTIMATORS[a]} − {ESTIMATORS[b]}"
+            cell = f"{share}: {ESTIMATORS[a]} − {ESTIMATORS[b]}"
             counts = f"{len(first)} and {len(second)} of {size}"
             p = f"{fisher(len(first), len(second), size):.2g}"
             rows.append([cell, counts, p, around(first, second, digits=1)])

@@ -19,12 +19,12 @@ from evidence import (
     EVIDENCE,
     FORMAT,
     PROMPTS_A_STEP,
-    RATES,
     Run,
     Runs,
     at_the_end,
     first_steps,
     fisher,
+    format_before,
     interval,
     means_of_ten,
     picture,
@@ -233,9 +233,9 @@ def main() -> None:
     runs = read("push")
     replace_block(PAGE, "arms", arms_table(runs, kept))
     names = {}
-    for rate in RATES:
+    for rate, share in format_before().items():
         for estimator, name in ESTIMATORS.items():
-            names[f"{estimator}-{rate}"] = f"{name}, {rate} %"
+            names[f"{estimator}-{rate}"] = f"{name}, {share}"
     replace_block(PAGE, "kept", f"{kept_table(kept)}\n\n{line_table(kept, names)}")
     replace_block(PAGE, "line", line_table(runs, ARMS))
     replace_block(PAGE, "long", long_table(read("push_long")))
