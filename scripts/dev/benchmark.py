@@ -349,7 +349,11 @@ def train_in_verl(
     actor = "actor_rollout_ref.actor"
     rollout = "actor_rollout_ref.rollout"
     lab(
-        *("train", "gsm8k/gdpo", "--run", run, "hardware=cpu"),
+        "train",
+        "gsm8k/gdpo",
+        "--run",
+        run,
+        "hardware=cpu",
         f"actor_rollout_ref.model.path={model}",
         f"data.train_files={data}/train.parquet",
         f"data.val_files={data}/validation.parquet",
@@ -365,7 +369,9 @@ def train_in_verl(
         f"{rollout}.dtype={dtype}",
         f"{rollout}.n={GROUP}",
         f"trainer.total_training_steps={steps}",
-        *("trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
     )
     record: dict[str, list[float]] = {"seconds": [], "lengths": []}
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():

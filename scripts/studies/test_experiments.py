@@ -30,6 +30,7 @@ EXPERIMENTS = {
         "q3",
         "pretrained",
         "push",
+        "push_long",
         "quiet",
         "rare",
         "rare_pretrained",
