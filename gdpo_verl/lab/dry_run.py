@@ -76,7 +76,7 @@ def dry_run(
     problems: list[str] = []
     try:
         _check_directory(run.resolve(), recipe, config, accept_changed_files)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         problems.append(str(error))
     shape = load_shape(config.actor_rollout_ref.model)
     # All checks run, so that the user sees all problems at once.

@@ -19,6 +19,11 @@ REFUSED = {
     "train toolbox/gdpo -- --no-wait": r"unrecognized arguments: -- --no-wait",
     "submit gsm8k/gdpo --run run": r"--run: expected an absolute path, found 'run'",
     "submit gsm8k/gdpo --run /run --env NOT_SET": r"--env: NOT_SET is not set",
+    "submit gsm8k/gdpo --run run --dry-run": r"--run: expected an absolute path, found 'run'",
+    "submit gsm8k/gdpo --run /run --env NOT_SET --dry-run": r"--env: NOT_SET is not set",
+    "train toolbox/gdpo --retries -1": r"--retries: expected at least 0, found -1",
+    "check-reward --config-dir .": r"--config-dir: expected --recipe as well, found none",
+    "evaluate model --out out --config-dir .": r"--config-dir: expected --recipe as well",
     "submit toolbox/gdpo --run /run": r"model\.path: .*'~/models/.*verl's own default",
 }
 

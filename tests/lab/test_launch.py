@@ -193,6 +193,11 @@ def test_a_dry_run_rejects_the_directories_that_a_start_rejects(tmp_path):
     override = "actor_rollout_ref.actor.optim.lr=1e-5"
     problem, *_ = dry_run.dry_run("toolbox/gdpo", tmp_path, [override]).problems
     assert "actor.optim.lr: " in problem
+    damaged = tmp_path.parent / "damaged"
+    started(damaged)
+    (damaged / "launch.json").write_text("")
+    problem, *_ = dry_run.dry_run("toolbox/gdpo", damaged).problems
+    assert "launch.json: expected the JSON object" in problem
     config = composed("toolbox/gdpo", tmp_path, [])
     checkpoint = write_checkpoint(tmp_path / "checkpoints", 1)
     dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)

@@ -242,10 +242,8 @@ FOLDER = "expected a new or empty directory or a policy, found other files"
             "--task bfcl",
             "--task bfcl: expected a pretrained model to train, found none. Give --from",
         ),
-        (
-            "smollm2 --from a",
-            "--from: smollm2 is fetched and not trained. Leave out --from or smollm2",
-        ),
+        ("smollm2 --from a", "--from: smollm2 is fetched and not trained. Leave out"),
+        ("smollm2 --task bfcl --seed 1", "--task, --seed: smollm2 is fetched and not trained."),
         ("--out thesis", FOLDER),
         ("smollm2 --out thesis", FOLDER),
         ("--from thesis", "--from: expected the directory of a model, found no config.json in"),

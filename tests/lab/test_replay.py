@@ -20,6 +20,7 @@ from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.replay.capacity import capacity, varies
 from gdpo_verl.lab.replay.output import LIMITS
+from gdpo_verl.lab.report.drawn import run_of_dumps
 from gdpo_verl.lab.run.composition import compose
 
 KEYS = ("correctness", "length")
@@ -204,6 +205,16 @@ def test_a_run_of_verls_own_command_has_the_settings_that_hydra_stored(replayed)
     assert most["asked"] == pytest.approx(by_sequence(rows)[most["line"] - 1])
 
 
+def test_a_dump_of_gdpo_without_our_columns_was_trained_under_gdpo(replayed):
+    rows = drawn(6, two_rewards)
+    where = dump(Path("run/rollouts"), {1: rows}).parent
+    (where / "config.yaml").write_text("algorithm: {adv_estimator: gdpo}")
+    found = replayed(where)
+    assert found["settings"] == ["gdpo", "gdpo"]
+    assert (found["sign_changes"], found["order_changes"]) == (0, 0)
+    assert found["asked"] == pytest.approx(by_sequence(rows))
+
+
 def test_per_turn_and_derived_components_are_read(replayed):
     rows = drawn(3, two_rewards)
     rng = random.Random(1)
@@ -231,6 +242,35 @@ def test_per_turn_and_derived_components_are_read(replayed):
         mean = sum(a * n for a, n in zip(turns, counts, strict=True)) / sum(counts)
         assert asked == pytest.approx(mean, abs=1e-9)
     assert set(found["components"]) == {"correctness", "call_ok", "shorter"}
+
+
+def test_a_drawn_dump_has_the_influence_on_the_advantages_of_the_turns(tmp_path):
+    rows = drawn(3, two_rewards)
+    rewards = []
+    tokens = []
+    for place, row in enumerate(rows):
+        calls = [float(place % 3 == 0), float(place % 2)]
+        tokens.append([1 + place % 5, 7])
+        rewards.append({"correctness": row["correctness"], "call_ok": calls})
+        del row["length"]
+        row |= {"call_ok": sum(calls), "call_ok_by_turn": calls, "gdpo_advantage": 0.0}
+        row |= {"response_tokens": sum(tokens[-1]), "response_tokens_by_turn": tokens[-1]}
+    dump(tmp_path / "rollouts", {1: rows})
+    (tmp_path / "config.yaml").write_text("algorithm: {adv_estimator: gdpo}")
+    groups = [row["input"] for row in rows]
+    by_turn = advantages_of(rewards, groups, token_counts=tokens)
+    of_responses = []
+    for advantages_of_turns, counts in zip(by_turn, tokens, strict=True):
+        of_responses.append(
+            sum(a * n for a, n in zip(advantages_of_turns, counts, strict=True)) / sum(counts)
+        )
+    advantage = torch.tensor(of_responses, dtype=torch.float64)
+    correctness = torch.tensor([row["correctness"] for row in rows], dtype=torch.float64)
+    grouped = correctness.view(3, 8)
+    z = ((grouped - grouped.mean(1, keepdim=True)) / grouped.std(1, keepdim=True)).flatten()
+    metrics = run_of_dumps(tmp_path).metrics[1]
+    expected = float((advantage * z).mean())
+    assert metrics["gdpo/correctness/influence"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_booleans_and_nested_components_are_read_as_in_training(replayed):

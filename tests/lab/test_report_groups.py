@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 from fake_runs import (
     COLLAPSED,
@@ -57,6 +58,14 @@ def test_only_the_beginning_of_an_enormous_dump_is_read_and_a_note_says_so(tmp_p
     assert (step.responses, step.groups) == (3, 1)
     (note,) = step.notes
     assert "only its first" in note
+
+
+def test_a_large_table_is_read_completely(tmp_path, monkeypatch):
+    path = tmp_path / "1.parquet"
+    pd.DataFrame(COLLAPSED).to_parquet(path)
+    monkeypatch.setattr(groups, "DUMP_BYTES", 10)
+    step = read_step(path, COMPONENTS)
+    assert (step.responses, step.notes) == (5, ())  # the sixth row is padding
 
 
 def test_only_evenly_spaced_dumps_are_read_if_there_are_too_many_and_a_note_says_so(

@@ -39,8 +39,8 @@ from gdpo_verl.rewards.thought import opened_thought
 
 ROWS = 64  # rows of the data
 TIMEOUT = 60.0  # seconds for the reward of one response
-# The number of responses that a model samples for each row if actor_rollout_ref.rollout.n has
-# verl's default, 1.
+# The number of responses to a prompt if actor_rollout_ref.rollout.n has verl's default, 1. One
+# response cannot differ from another.
 SEVERAL = 4
 
 
@@ -51,6 +51,8 @@ def compose(recipe: str | None, overrides: Sequence[str], directory: Path | None
       ValueError: the configuration cannot be composed.
     """
     if not recipe:
+        if directory:
+            raise ValueError("--config-dir: expected --recipe as well, found none")
         recipe = "ppo_trainer"
         directory = Path(str(importlib.resources.files("verl"))) / "trainer/config"
     return composition.compose(recipe, overrides, directory)
@@ -108,8 +110,8 @@ def check(
             raise ValueError(f"{name}: expected a number above 0, found {number:g}")
     if model is not None:
         config.actor_rollout_ref.model.path = str(model)
-        if config.actor_rollout_ref.rollout.n == 1:  # one response cannot differ from another
-            config.actor_rollout_ref.rollout.n = SEVERAL
+    if config.actor_rollout_ref.rollout.n == 1:
+        config.actor_rollout_ref.rollout.n = SEVERAL
     with contextlib.redirect_stdout(sys.stderr):  # verl's and transformers' prints
         tokenizer = load_tokenizer(config.actor_rollout_ref.model)
         dataset = _dataset(config, tokenizer, "train_files")

@@ -33,7 +33,7 @@ def sample(
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     model.to(device)
     ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
-    ends = {ends} if isinstance(ends, int) else set(ends)
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
     torch.manual_seed(0)  # the same seed each time, so that two reports can be compared
     answers: list[CheckedAnswer] = []
     numbers = list(rows)

@@ -73,8 +73,8 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     varies: Mapping[str, Mapping[str, float]] = measured["varies"]
     if not varies:
         yield (
-            f"capacity: not known from {measured['answers']} responses to a prompt; ask for more "
-            "with --samples"
+            f"capacity: not known from {measured['answers']} responses to a prompt; it needs more "
+            "of them"
         )
         return
     keys = list(next(iter(varies.values())))
@@ -87,7 +87,7 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     if measured["teaches"] is None:
         yield (
             f"capacity at actor_rollout_ref.rollout.n={measured['size']}: not known from "
-            f"{measured['answers']} responses to a prompt; ask for more with --samples"
+            f"{measured['answers']} responses to a prompt; it needs more of them"
         )
     else:
         yield (

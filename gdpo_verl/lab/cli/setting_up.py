@@ -89,7 +89,7 @@ def _add_make_policy(commands: argparse._SubParsersAction) -> None:
         "SmolLM2-135M-Instruct. Default: tiny.",
     )  # fmt: skip
     policy.add_argument(
-        "--task", choices=catalog.POLICY_TASKS, default=catalog.POLICY_TASKS[0],
+        "--task", choices=catalog.POLICY_TASKS,
         help="Train the tiny policy for this task. Default: toolbox.",
     )  # fmt: skip
     policy.add_argument(
@@ -102,7 +102,7 @@ def _add_make_policy(commands: argparse._SubParsersAction) -> None:
         "--from models/MODEL-TASK.",
     )  # fmt: skip
     policy.add_argument(
-        "--seed", type=int, default=0,
+        "--seed", type=int,
         help="Set the seed of the weights and of the training. Default: 0.",
     )  # fmt: skip
     policy.set_defaults(command=_make_policy)
@@ -141,9 +141,12 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _make_policy(options: argparse.Namespace) -> None:
     if options.name == "smollm2":
-        if options.base:
+        of_training = {"--from": options.base, "--task": options.task, "--seed": options.seed}
+        without_effect = [name for name, value in of_training.items() if value is not None]
+        if without_effect:
             raise ValueError(
-                "--from: smollm2 is fetched and not trained. Leave out --from or smollm2"
+                f"{', '.join(without_effect)}: smollm2 is fetched and not trained. Leave out these "
+                "options, or smollm2"
             )
         from gdpo_verl.lab.policy.pretrained import make_smollm2
 
@@ -155,10 +158,12 @@ def _make_policy(options: argparse.Namespace) -> None:
     from gdpo_verl.lab.policy import make_policy
 
     stem = f"{Path(options.base).resolve().name}-" if options.base else ""
-    out = options.out or Path("models") / f"{stem}{options.task}"
-    task = catalog.policy_tasks()[options.task]
-    result = make_policy(out, task, seed=options.seed, base=options.base)
+    task_name = options.task or catalog.POLICY_TASKS[0]
+    out = options.out or Path("models") / f"{stem}{task_name}"
+    task = catalog.policy_tasks()[task_name]
+    seed = options.seed or 0
+    result = make_policy(out, task, seed=seed, base=options.base)
     for decoding in ("sampled", "greedy"):
         share = result[decoding]
         print(f"{decoding}: correct format {share['format']:.1%}, exact {share['exact']:.1%}")
-    print(f"{out}: trained in {result['seconds']:.0f} s from seed {options.seed}")
+    print(f"{out}: trained in {result['seconds']:.0f} s from seed {seed}")

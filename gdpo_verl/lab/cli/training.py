@@ -104,7 +104,13 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _check_retries(options: argparse.Namespace) -> None:
+    if options.retries < 0:
+        raise ValueError(f"--retries: expected at least 0, found {options.retries}")
+
+
 def _train(options: argparse.Namespace) -> int:
+    _check_retries(options)
     run = options.run or Path("runs") / options.recipe
     if options.cfg:
         from omegaconf import OmegaConf
@@ -151,7 +157,9 @@ def _dry_run(
 def _submit(options: argparse.Namespace) -> int:
     from gdpo_verl.lab.run import submit
 
+    _check_retries(options)
     if options.dry_run:
+        submit.check_run_and_env(options.run, options.env)
         # The job runs in another directory, so it gets absolute paths.
         overrides = submit.absolute(
             options.recipe, options.overrides, options.working_dir, options.config_dir

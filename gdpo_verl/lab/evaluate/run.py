@@ -78,6 +78,8 @@ def evaluate(request: EvaluationRequest, out: Path) -> dict[str, Any]:
     for option, number in (("--samples", request.samples), ("--limit", request.limit)):
         if number is not None and number < 1:
             raise ValueError(f"{option}: expected at least 1, found {number}")
+    if request.config_dir and request.recipe is None:
+        raise ValueError("--config-dir: expected --recipe as well, found none")
     model = find_model(request.model)
     with tempfile.TemporaryDirectory() as folder:
         recipe, config_dir = _configuration(request, model, Path(folder))

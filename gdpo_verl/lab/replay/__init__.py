@@ -216,7 +216,7 @@ def _compare(
         response = batch.responses[row]
         texts = {"prompt": response.prompt, "output": str(response.text or "")}
         changed.append(_entry(source, batch, row, before, after) | texts)
-    changed.sort(key=_change_of, reverse=True)
+    changed.sort(key=lambda entry: abs(entry["asked"] - entry["recorded"]), reverse=True)
     result.changed_most = changed[:CHANGED_MOST]
     if out:
         for row, has_recorded in enumerate(is_stored.tolist()):
@@ -247,7 +247,7 @@ def _recorded(
 ) -> tuple[Decomposition, Tensor]:
     """Return the decomposition under the recorded settings, and the advantage: shape (B,)."""
     decomposition = setting.decompose(batch)
-    if not source.columns.score:
+    if not source.columns.score or setting.estimator == "gdpo":
         return decomposition, setting.advantage(decomposition, batch)
     score = batch.numbers(source.columns.score)
     if bool(score.isnan().any()):
@@ -264,8 +264,3 @@ def _recorded(
             "recorded shares are unknown"
         )
     return weighted or decomposition, advantage
-
-
-def _change_of(entry: dict[str, Any]) -> float:
-    change: float = abs(entry["asked"] - entry["recorded"])
-    return change

@@ -58,7 +58,9 @@ def _metrics_of(batches: Sequence[Batch], setting: Setting) -> dict[int, Metrics
     trains = setting.estimator == "gdpo"
     of_steps: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
     for batch in batches:
-        metrics = batch_metrics(setting.decompose(batch), setting.objective, trains=trains)
+        decomposition = setting.decompose(batch)
+        by_turn = setting.by_turn(decomposition, batch) if trains else None
+        metrics = batch_metrics(decomposition, setting.objective, trains=trains, by_turn=by_turn)
         of_steps.setdefault(batch.step, []).append((len(batch.responses), metrics))
     return {step: _of_mini_batches(parts) for step, parts in of_steps.items()}
 

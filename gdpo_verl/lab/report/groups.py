@@ -178,7 +178,7 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
     responses, incomplete = responses_of(numbered_rows(path, DUMP_BYTES), path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
-    if size > DUMP_BYTES:
+    if size > DUMP_BYTES and path.suffix != ".parquet":  # a table is read completely
         notes.append(
             f"{name} has {size / 2**20:,.0f} MiB: only its first {DUMP_BYTES >> 20} MiB were read, "
             "which may cut its last group."

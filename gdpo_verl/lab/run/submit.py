@@ -83,12 +83,8 @@ def submit(
       ValueError: the model is neither a local path, nor an absolute path, nor a hub id.
       SubmitError: an argument is wrong.
     """
+    of_user = check_run_and_env(run, env)
     config_dir = config_dir and config_dir.absolute()
-    if not run.is_absolute():
-        raise SubmitError(
-            f"--run: expected an absolute path, found {str(run)!r}. The job has another working "
-            "directory. Give the full path of a directory that every node can write"
-        )
     overrides = absolute(recipe, overrides, working_dir, config_dir)
     # Every node needs each file that is not fetched from an address. A model that is no absolute
     # path is a hub id.
@@ -108,7 +104,7 @@ def submit(
     train += ["--accept-changed-files"] if accept_changed_files else []
     job = f"{shlex.join(check)} && exec {shlex.join([*train, *_EXISTING_CLUSTER, *overrides])}"
     # The process of the trainer does not inherit this variable from the driver's environment.
-    variables = {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS), **_variables(env)}
+    variables = {"VERL_FILE_LOGGER_PATH": str(run / layout.METRICS), **of_user}
     # Without a mode, `ray start` uses a token that exists, but Ray's client does not.
     token = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
     has_token = os.environ.get("RAY_AUTH_TOKEN") or os.path.isfile(os.path.expanduser(token))
@@ -171,7 +167,17 @@ def _from_here(key: str, file: str, working_dir: str | None) -> str:
     return str(path.absolute())
 
 
-def _variables(env: Sequence[str]) -> dict[str, str]:
+def check_run_and_env(run: Path, env: Sequence[str]) -> dict[str, str]:
+    """Return the variables of `env` with their values.
+
+    Raises:
+      SubmitError: `run` is a relative path, or a variable is not set here.
+    """
+    if not run.is_absolute():
+        raise SubmitError(
+            f"--run: expected an absolute path, found {str(run)!r}. The job has another working "
+            "directory. Give the full path of a directory that every node can write"
+        )
     variables = {}
     for entry in env:
         name, equals, value = entry.partition("=")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpo_verl.advantage import Decomposition, Turns, group_normalize
+from gdpo_verl.advantage import Decomposition, TurnDecomposition, Turns, group_normalize
 from gdpo_verl.config import GdpoConfig, Objective
 from gdpo_verl.config.components import ADVANTAGE, BY_TURN, TOKENS
 from gdpo_verl.lab.rundir.responses import Batch
@@ -110,8 +110,19 @@ class Setting:
             return decomposition.grpo / (score.std() + _TRLS_EPSILON)
         if self.estimator != "gdpo":
             return decomposition.grpo
-        if batch is None or not self.objective.credits_turns:
+        if batch is None:
             return decomposition.advantage
+        return (self.by_turn(decomposition, batch) or decomposition).advantage
+
+    def by_turn(self, decomposition: Decomposition, batch: Batch) -> TurnDecomposition | None:
+        """Decompose the turns of a batch; None without per-turn credit.
+
+        Raises:
+          ValueError: the token counts of a response's turns are unknown; the message names file
+            and line.
+        """
+        if not self.objective.credits_turns:
+            return None
         column = f"{TOKENS}{BY_TURN}"
         tokens: list[Any] = [response.row.get(column) for response in batch.responses]
         for place, counts in zip(batch.places, tokens, strict=True):
@@ -121,8 +132,7 @@ class Setting:
                 )
         turns = Turns.of(tokens)
         lists = turn_lists(batch.rewards, self.objective, batch.places)
-        by_turn = decompose_by_turn(decomposition, lists, self.objective, batch.places, turns)
-        return by_turn.advantage
+        return decompose_by_turn(decomposition, lists, self.objective, batch.places, turns)
 
     def terms(self, decomposition: Decomposition) -> Tensor:
         """Return the terms whose sum is the advantage before whitening: shape (B, K)."""
@@ -181,8 +191,6 @@ def setting_of(algorithm: Any, source: Source) -> Setting:
         component for component in source.components if component.name not in config.derived
     ]
     returned = [component.name for component in components]
-    if config.reward_keys is not None:
-        components = [component for component in components if component.name in config.reward_keys]
     return Setting(config.resolve(components, returned), str(estimator))
 
 
