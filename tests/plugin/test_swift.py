@@ -174,6 +174,7 @@ def test_two_steps_of_the_page_train_an_adapter(tmp_path, monkeypatch):
     plugin, data = blocks("python")
     _, command = blocks("bash")
     (tmp_path / "plugin.py").write_text(plugin)
+    command = command.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "models/smollm2")
     words = shlex.split(command.replace("\\\n", ""))
     assert words[0] == "swift"
     run_with_swift("-c", data)
