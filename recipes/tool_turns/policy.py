@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from gdpo_verl.recipes.tool_turns.rows import DATA_SOURCE, SYSTEM, draw_example, told, written
 from gdpo_verl.recipes.tool_turns.tools import CITIES, ITEMS, TOOLS, UNITS
@@ -59,14 +59,6 @@ def _miscopied(call: Call, rng: random.Random) -> Call:
     return name, {**arguments, key: type(value)(text)}
 
 
-def _last_call(messages: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the last call of a rollout as a list; empty at the beginning of the rollout."""
-    turns = messages[2:]
-    if len(turns) < 2:
-        return []
-    return [turns[-2]["content"]]
-
-
 def demonstrate(
     example: Example, rng: random.Random, flawed_format: float, flawed_content: float
 ) -> str:
@@ -76,12 +68,12 @@ def demonstrate(
     last call. It replaces the answer by another number, or by the last call.
     """
     text = example.ground_truth
-    last = _last_call(example.messages)
+    calls = [turn["content"] for turn in example.messages if turn["role"] == "assistant"]
     if rng.random() < flawed_content:
         wrong = [f"{OPEN}{rng.randint(2, 99)}{CLOSE}"]
         for call in example.calls:  # there is one call, or none if the answer comes next
             wrong = [written(_miscopied(call, rng))] * 3 + [written(_rejected(call))]
-        text = rng.choice(wrong + last)
+        text = rng.choice(wrong + calls[-1:])
     if rng.random() < flawed_format:
         untagged = re.sub(f"{OPEN}|{CLOSE}|\n{CALL_CLOSE}", "", text)
         longer = f"{text} Done."

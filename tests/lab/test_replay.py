@@ -650,7 +650,7 @@ def test_capacity_is_exact():
     rare = [1.0] + [0.0] * 15
     rows = [list(pair) for pair in zip(right, rare, strict=True)]
     rows += [[1.0, 0.0]] * 16
-    found = capacity(rows, [0] * 16 + [1] * 16, ["right", "rare"], size=8)
+    found = capacity(torch.tensor(rows), [0] * 16 + [1] * 16, ["right", "rare"], size=8)
     # One of 16 responses has the value 1, and is in a group of n with probability n/16. The other
     # prompt never varies.
     shares = [found["varies"][n]["rare"] for n in ("4", "8", "16")]
@@ -658,7 +658,7 @@ def test_capacity_is_exact():
     expected = (1 - (math.comb(12, 8)) / math.comb(16, 8)) / 2
     assert found["varies"]["8"]["right"] == pytest.approx(expected)
     assert found["teaches"] == pytest.approx(expected + 8 / 32)
-    none = capacity([[1.0]] * 4, [0, 0, 1, 1], ["right"], size=8)
+    none = capacity(torch.ones(4, 1), [0, 0, 1, 1], ["right"], size=8)
     assert (none["varies"], none["teaches"]) == ({}, None)
 
 

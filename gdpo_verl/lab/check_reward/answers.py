@@ -156,15 +156,15 @@ def _from_dump(
     responses: Sequence[Response], dataset: Sequence[Mapping[str, Any]]
 ) -> Iterator[CheckedAnswer]:
     rows = (dataset[number] for number in range(len(dataset)))
-    find = Finder([example_of(row, prompt="raw_prompt") for row in rows])
+    finder = Finder([example_of(row, prompt="raw_prompt") for row in rows])
     for response in responses:
-        line = {"input": response.prompt, "gts": response.row["gts"]}
-        place = find(line, by_truth_alone=False)
-        if place is None:
+        numbers = finder.fitting(response.prompt, response.row["gts"], by_truth_alone=False)
+        if not numbers:
             raise ValueError(
                 f"--answers {response.place}: no row of data.train_files has this line's ground "
                 "truth and prompt. Give the files from which the dump was made with --data, for a "
                 "validation dump data.val_files."
             )
+        place = numbers[0]
         group: Hashable = response.group if "uid" in response.row else place
         yield CheckedAnswer(place, response.file.name, response.text, group)

@@ -258,7 +258,8 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer]) -> Iterator[Finding]:
     inverted = False
     for layout, wrong in WRONG.items():
         margins = _margins(readable, layout, [wrong, RANDOM, EMPTY])
-        if _mostly_above_zero(margins):
+        above = sum(margin > 0 for margin in margins)
+        if margins and 2 * above >= len(margins):
             return
         compared = compared or bool(margins)
         to_another = _margins(readable, layout, [wrong])
@@ -271,10 +272,6 @@ def truth_not_preferred(readable: Sequence[ScoredAnswer]) -> Iterator[Finding]:
         yield PROBLEM, f"the reward is inverted: another row's ground truth scores more; {text}"
     elif compared:
         yield NOTE, text
-
-
-def _mostly_above_zero(margins: Sequence[float]) -> bool:
-    return bool(margins) and 2 * sum(margin > 0 for margin in margins) >= len(margins)
 
 
 def _truth_may_not_be_an_answer(readable: Sequence[ScoredAnswer]) -> bool:

@@ -41,7 +41,7 @@ def teaching(config: Any, batch: RewardBatch) -> dict[str, Any]:
         "advice_conclusion": verdict.conclusion,
         "advice_lines": verdict_lines(verdict),
         "capacity": capacity(
-            decomposition.rewards.tolist(),
+            decomposition.rewards,
             batch.group_ids,
             objective.keys,
             size=size,

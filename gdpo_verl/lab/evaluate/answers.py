@@ -131,7 +131,7 @@ class _Questions:
 
     def __init__(self, questions: Sequence[Example]) -> None:
         self.questions = questions
-        self.find = Finder(questions)
+        self.finder = Finder(questions)
         # Several rows may contain the same question. The first group of responses belongs to the
         # first of these rows, the second group to the second row, and so on. This maps the numbers
         # of the equal rows to their groups, in the order of the dump.
@@ -142,13 +142,13 @@ class _Questions:
 
         Without data.val_files the key comes from the dump, and the data source is "".
         """
-        line = {"input": response.prompt, "gts": response.row["gts"]}
-        numbers = self.find.fitting(line)
+        truth = response.row["gts"]
+        numbers = self.finder.fitting(response.prompt, truth)
         source = response.row.get("data_source")
         same = [number for number in numbers if self.questions[number].source == source]
         numbers = same or numbers
         if not numbers:
-            return digest([line["input"], truth_text(line["gts"])]), ""
+            return digest([response.prompt, truth_text(truth)]), ""
         groups = self.groups[tuple(numbers)]
         place = groups.setdefault(response.group, len(groups))
         question = self.questions[numbers[place % len(numbers)]]

@@ -79,7 +79,7 @@ def _has_weights(folder: Path) -> bool:
 def _last(given: str, folder: Path) -> Model:
     """Return the checkpoint that verl would resume from, the last one that is complete."""
     step, wrong = checkpoints.last_complete(folder)
-    if not step or not (folder / checkpoints.TRACKER).is_file():
+    if not step:
         problems = [f"global_step_{number}: {problem}" for number, problem in wrong.items()]
         raise ValueError(
             f"model: {given!r}: expected a complete checkpoint, found none "

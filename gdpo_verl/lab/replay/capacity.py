@@ -18,6 +18,8 @@ from math import comb, isnan
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
+
 from gdpo_verl.lab.rundir.responses import places_by_group
 
 SIZES = (4, 8, 16)
@@ -43,7 +45,7 @@ def varies(values: Sequence[float], size: int) -> float:
 
 
 def capacity(
-    rewards: Sequence[Sequence[float]],
+    rewards: Tensor,
     groups: Sequence[Hashable],
     keys: Sequence[str],
     *,
@@ -52,7 +54,8 @@ def capacity(
     """Return the share of groups in which each component varies, for several group sizes.
 
     Args:
-      rewards: the K components of each response, after conditions; NaN if not scored.
+      rewards: the K components of each of the B responses, after conditions, shape (B, K); NaN if
+        not scored.
       groups: the prompt of each response.
       keys: the names of the components.
       size: the group size of the run.
@@ -64,17 +67,13 @@ def capacity(
     """
     places_of_groups = places_by_group(groups)
     least = min(map(len, places_of_groups), default=0)
-    columns: dict[str, list[list[float]]] = {}
-    for k, key in enumerate(keys):
-        columns[key] = []
-        for places in places_of_groups:
-            columns[key].append([rewards[place][k] for place in places])
     shares_by_size: dict[int, dict[str, float]] = {}
     for n in sorted({*SIZES, size}):
         if 1 < n <= least:
             shares_by_size[n] = {}
-            for key, column in columns.items():
-                shares_by_size[n][key] = fmean(varies(values, n) for values in column)
+            for k, key in enumerate(keys):
+                chances = [varies(rewards[places, k].tolist(), n) for places in places_of_groups]
+                shares_by_size[n][key] = fmean(chances)
     shares = shares_by_size.get(size, {})
     return {
         "answers": least,

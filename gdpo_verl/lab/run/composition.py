@@ -137,7 +137,6 @@ def compose(
     from omegaconf.errors import OmegaConfBaseException
 
     recipes = directory or recipes_directory()
-    require_recipe(recipe, directory)
     # verl's yaml files are found by their path. With an address pkg://, Hydra would import verl,
     # and verl imports torch.
     verl = importlib.util.find_spec("verl")

@@ -15,14 +15,13 @@ from typing import Any
 from gdpo_verl.advantage.checks import is_number
 from gdpo_verl.config.components import BY_CRITERION, BY_TURN, TOKENS, Component
 from gdpo_verl.lab.rundir import layout
-from gdpo_verl.lab.rundir.columns import may_be_reward, read_columns
+from gdpo_verl.lab.rundir.columns import read_columns
 from gdpo_verl.lab.rundir.dumps import (
     TEXTS,
     Row,
     assistant_text,
     find_dumps,
     numbered_rows,
-    reward_of,
 )
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.responses import Batch, Response, responses_of
@@ -147,13 +146,11 @@ class Source:
         """Return the components' names if neither the user nor a declaration gives them."""
         if not self.scorer:
             return self.logged or self.columns.rewards
-        is_scored: dict[str, bool] = {}
+        returned = []
         for number, path in self.files.items():
             for response in self._responses(number, path):
-                for name, value in self._returned(response).items():
-                    was_scored = is_scored.get(name, False)
-                    is_scored[name] = was_scored or reward_of(value) is not None
-        return [name for name in is_scored if is_scored[name] and may_be_reward(name, self.group)]
+                returned.append((path, response.line, self._returned(response)))
+        return read_columns(returned, self.group).rewards
 
     @cached_property
     def logged(self) -> Sequence[str]:

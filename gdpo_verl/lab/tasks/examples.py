@@ -76,23 +76,17 @@ class Finder:
         for number, example in enumerate(examples):
             self.by_truth[example.ground_truth].append(number)
 
-    def __call__(self, line: Mapping[str, Any], *, by_truth_alone: bool = True) -> int | None:
-        """Return the number of the example; None if there is none.
-
-        If several examples fit, the first one is returned.
+    def fitting(self, prompt: str, truth: Any, *, by_truth_alone: bool = True) -> list[int]:
+        """Return the numbers of all examples with the ground truth and the question of a response.
 
         Args:
-          line: a line of a dump, with `input` and `gts`.
+          prompt: the text of the whole chat.
+          truth: the ground truth in the dump.
           by_truth_alone: do not compare the question if only one example has this ground truth.
         """
-        return next(iter(self.fitting(line, by_truth_alone=by_truth_alone)), None)
-
-    def fitting(self, line: Mapping[str, Any], *, by_truth_alone: bool = True) -> list[int]:
-        """Return the numbers of all examples with the ground truth and the question of a line."""
-        numbers = self.by_truth.get(truth_text(line["gts"]), [])
+        numbers = self.by_truth.get(truth_text(truth), [])
         if by_truth_alone and len(numbers) == 1:
             return numbers
-        prompt = str(line["input"])  # the text of the whole chat
         matching = [number for number in numbers if self.examples[number].question in prompt]
         # One question may be a part of another one, so the longest match counts.
         longest = max((len(self.examples[number].question) for number in matching), default=0)

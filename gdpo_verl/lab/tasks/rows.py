@@ -173,7 +173,6 @@ def write_dataset(
       the provenance as written, with the package version, and the number of rows and the SHA-256 of
       each file.
     """
-    out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Any]] = {}
     with ExitStack() as pending:
