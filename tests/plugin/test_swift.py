@@ -182,7 +182,7 @@ def test_two_steps_of_the_page_train_an_adapter(tmp_path, monkeypatch):
     out = tmp_path / "runs/swift"
     settings = {
         "gdpo_reward_weights": {"Brief": 0.5},
-        "gdpo": {"variant": "dvao", "conditions": {"Brief": {"on": "Number", "at_least": 1}}},
+        "gdpo": {"conditions": {"Brief": {"on": "Number", "at_least": 1}}},
     }
     batches = batches_of(out)
     assert len(batches) == 2
