@@ -62,14 +62,18 @@ ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
 RATES = ("3", "1", "0.3")
 PROMPTS_A_STEP = 16
 GROUP = 8
+POLICIES = 10  # of the study for the quickstart
 FIRST = 0
 LAST = -1
 
 
 def unit(run: Run) -> float:
     """Return the factor by which the arm's reward function multiplies correctness."""
+    arm = run["arm"].iloc[0]
+    if arm.startswith("gdpo-weight-"):  # the arms of the trade-off
+        return 1.0
     # Fixed weights and the variants of question 3 have no factor in their name: it was 10.
-    return UNITS.get(f"times_{run['arm'].iloc[0].rpartition('-')[2]}", 10.0)
+    return UNITS.get(f"times_{arm.rpartition('-')[2]}", 10.0)
 
 
 def mean(metric: str) -> Callable[[Run], float]:
@@ -351,6 +355,20 @@ def tens(runs: Runs) -> str:
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
 
+def ends(runs: Runs) -> str:
+    """Write the table of the study for the quickstart: the format at the end, by policy."""
+    end = at_the_end("rewards/format/mean")
+    rows = []
+    for policy in range(1, POLICIES + 1):
+        cells = [str(policy)]
+        for estimator in ("gdpo", "grpo"):
+            # An arm has one run, or none if it was not trained.
+            formats = [f"{end(run):.3f}" for run in runs.get(f"{estimator}-{policy}", {}).values()]
+            cells.append(formats[0] if formats else "–")
+        rows.append(cells)
+    return markdown_table(["policy", "GDPO", "GRPO"], rows)
+
+
 def fisher(first: int, second: int, size: int) -> float:
     """Compute Fisher's exact test, two-sided: this many of `size` seeds learned in either cell.
 
@@ -471,6 +489,7 @@ def main(docs: Path = ROOT / "docs") -> None:
     rare = read("rare", folder)
     replace_block(docs / "evidence.md", "rare", starts(rare))
     replace_block(folder / "rare.md", "rare", starts_compared(rare))
+    replace_block(folder / "quickstart.md", "ends", ends(read("quickstart_seeds", folder)))
     check = read("rare_pretrained", folder)
     replace_block(folder / "rare.md", "rare_pretrained", tens(check))
 

@@ -35,6 +35,7 @@ EXPERIMENTS = {
         "rare",
         "rare_pretrained",
         "relative",
+        "tradeoff",
     )
 }
 ON_CORRECT = {"on": "correctness", "at_least": 1}
