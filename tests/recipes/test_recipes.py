@@ -185,8 +185,8 @@ def test_a_readme_says_the_cost_prepares_what_its_recipe_reads_and_trains_both_a
     cost = " ".join(text.partition("```")[0].partition("**Cost")[2].split())
     # Measured, with its machine; or the page says that nobody here ran it.
     assert "have not run it" in cost or ("cores" in cost and re.search(r"\d+ minutes", cost))
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = "".join(blocks).splitlines()
+    first_block = re.search(r"```bash\n(.*?)```", text, re.DOTALL)[1]
+    lines = first_block.splitlines()
     assert lines[0].startswith("scripts/setup.sh")
     assert lines[1] == "source .venv/bin/activate"
     (prepared,) = [line.split()[2] for line in lines if line.startswith("gdpo-verl prepare")]
