@@ -297,7 +297,7 @@ def replay(args: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- training
 
 PROMPTS = 8
-# verl's names of a dtype: of the weights that vLLM has, and of FSDP's parameters.
+# The dtypes by the names that vLLM and torch use, with the names that verl uses for FSDP.
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 

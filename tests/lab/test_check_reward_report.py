@@ -80,7 +80,7 @@ def test_summary_of_hand_made_results():
         "parse_error codes and their responses: 0: 2, 4: 2",
         "time for one response: median 3.5 ms, p99 5.94 ms, longest 6 ms",
         "",
-        "capacity: not known from 2 responses to a prompt; it needs more of them",
+        "capacity: not known, because 2 responses to a prompt are too few",
         "",
         f"note {note}",
         "",

@@ -73,8 +73,7 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     varies: Mapping[str, Mapping[str, float]] = measured["varies"]
     if not varies:
         yield (
-            f"capacity: not known from {measured['answers']} responses to a prompt; it needs more "
-            "of them"
+            f"capacity: not known, because {measured['answers']} responses to a prompt are too few"
         )
         return
     keys = list(next(iter(varies.values())))
@@ -86,8 +85,8 @@ def capacity_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     yield from columns(rows)
     if measured["teaches"] is None:
         yield (
-            f"capacity at actor_rollout_ref.rollout.n={measured['size']}: not known from "
-            f"{measured['answers']} responses to a prompt; it needs more of them"
+            f"capacity at actor_rollout_ref.rollout.n={measured['size']}: not known, because "
+            f"{measured['answers']} responses to a prompt are too few"
         )
     else:
         yield (
