@@ -61,6 +61,7 @@ KINDS = (
 ESTIMATORS = {"gdpo": "GDPO", "grpo": "GRPO", "dara": "DARA"}
 RATES = ("3", "1", "0.3")
 PROMPTS_A_STEP = 16
+FIRST_STEPS = 5  # over which the push is averaged
 GROUP = 8
 POLICIES = 10  # of the study for the quickstart
 FIRST = 0
@@ -355,18 +356,27 @@ def tens(runs: Runs) -> str:
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
 
+def push(run: Run) -> float:
+    """Return the mean push on format over the first steps of a run.
+
+    The push is the influence, a mean over all groups of a step, times the number of groups.
+    """
+    return PROMPTS_A_STEP * run["gdpo/format/influence"].head(FIRST_STEPS).mean()
+
+
 def ends(runs: Runs) -> str:
     """Write the table of the study for the quickstart: the format at the end, by policy."""
     end = at_the_end("rewards/format/mean")
     rows = []
     for policy in range(1, POLICIES + 1):
-        cells = [str(policy)]
-        for estimator in ("gdpo", "grpo"):
-            # An arm has one run, or none if it was not trained.
-            formats = [f"{end(run):.3f}" for run in runs.get(f"{estimator}-{policy}", {}).values()]
-            cells.append(formats[0] if formats else "–")
-        rows.append(cells)
-    return markdown_table(["policy", "GDPO", "GRPO"], rows)
+        # An arm has one run, or none if it was not trained.
+        gdpo = list(runs.get(f"gdpo-{policy}", {}).values())
+        grpo = list(runs.get(f"grpo-{policy}", {}).values())
+        cells = [f"{end(run):.3f}" for run in gdpo] or ["–"]
+        cells += [f"{end(run):.3f}" for run in grpo] or ["–"]
+        cells += [f"{push(run):.1f}" for run in gdpo] or ["–"]
+        rows.append([str(policy), *cells])
+    return markdown_table(["policy", "GDPO", "GRPO", "GDPO's push, steps 1 to 5"], rows)
 
 
 def fisher(first: int, second: int, size: int) -> float:

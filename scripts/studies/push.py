@@ -17,6 +17,7 @@ from evidence import (
     CORRECTNESS,
     ESTIMATORS,
     EVIDENCE,
+    FIRST_STEPS,
     FORMAT,
     PROMPTS_A_STEP,
     Run,
@@ -28,6 +29,7 @@ from evidence import (
     interval,
     means_of_ten,
     picture,
+    push,
     read,
     spread,
     start,
@@ -37,9 +39,8 @@ from page import markdown_table, replace_block
 from gdpo_verl.lab.report.svg import BLUE, VERMILION
 
 PAGE = EVIDENCE / "push.md"
-# The line that was found in the kept runs, and the steps whose mean it is compared with.
+# The line that was found in the kept runs.
 LINE = 0.9
-FIRST_STEPS = 5
 RESAMPLES = 10_000
 ARMS = {
     "grpo-format-7": "A: GRPO, weight 7 on format",
@@ -60,14 +61,6 @@ GRPO_ARMS = {
     "3": ["grpo-3", "weight-0.3"],
     "10": ["grpo-10"],
 }
-
-
-def push(run: Run) -> float:
-    """Return the mean push on format over the first steps of a run.
-
-    The push is the influence, a mean over all groups of a step, times the number of groups.
-    """
-    return PROMPTS_A_STEP * run["gdpo/format/influence"].head(FIRST_STEPS).mean()
 
 
 def groups_that_vary(run: Run) -> float:
