@@ -1,6 +1,7 @@
 """Write files from which rows are prepared, and read rows that `gdpo-verl prepare` has written."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 
 def write(path, rows):
     """Write rows in the format of the name's ending, or write a text."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(rows, str):
         path.write_text(rows)

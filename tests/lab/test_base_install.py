@@ -1,8 +1,8 @@
 """Without the extras: the mathematics works, and messages name what is missing."""
 
-import re
-import subprocess
 import sys
+
+import processes
 
 # An environment in which only the packages of the base installation can be imported.
 WITHOUT_EXTRAS = """
@@ -21,9 +21,7 @@ sys.meta_path.insert(0, Missing)
 
 
 def run(code):
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS + code], capture_output=True, text=True, check=False
-    )
+    return processes.run(sys.executable, "-c", WITHOUT_EXTRAS + code)
 
 
 def test_the_mathematics_needs_only_torch_and_numpy():
@@ -56,11 +54,8 @@ def test_a_command_names_the_extra_to_install():
     )
     assert process.stdout == "[1, 1, 1, 1]\n", process.stderr
     for (command, extra), line in zip(needs.items(), process.stderr.splitlines(), strict=True):
-        name = re.escape(command.split()[0])
-        sentence = (
-            rf"gdpo-verl {name}: No module named '\w+'\. Run in .*: pip install '\.\[{extra}\]'"
-        )
-        assert re.fullmatch(sentence, line)
+        assert line.startswith(f"gdpo-verl {command.split()[0]}: No module named ")
+        assert line.endswith(f"pip install '.[{extra}]'")
 
 
 def test_the_rewards_for_mathematics_name_their_extra():

@@ -1,10 +1,10 @@
 """Command lines that are rejected: a message, an exit status, and no file."""
 
 import re
-import subprocess
 import sys
 
 import pytest
+from processes import run
 
 from gdpo_verl.lab.cli import main
 from gdpo_verl.lab.tasks.rows import tokenizer_of
@@ -54,6 +54,6 @@ def test_a_missing_transformers_is_named_with_its_own_package(monkeypatch):
 
 def test_a_reader_that_closes_the_pipe_causes_no_error():
     command = f"{sys.executable} -m gdpo_verl.lab.cli doctor | true; exit ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    ended = run("bash", "-c", command)
     assert ended.returncode == 141
     assert "pipe" not in ended.stderr

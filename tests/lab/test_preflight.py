@@ -3,8 +3,6 @@
 import importlib.util
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -19,8 +17,8 @@ from gdpo_verl.lab.run.preflight import (
 @pytest.mark.parametrize("key", ["train_files", "val_files"])
 def test_files_without_rows_are_rejected(key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pq.write_table(pa.table({"data_source": ["toolbox"]}), "rows.parquet")
-    pq.write_table(pa.table({"data_source": pa.array([], pa.string())}), "no_rows.parquet")
+    write("rows.parquet", [{"data_source": "toolbox"}])
+    write("no_rows.parquet", [])
     Path("no_byte.parquet").touch()
     data = {"train_files": ["rows.parquet"], "val_files": "rows.parquet"}
     check_data_files(data)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import datasets
 import pyarrow.parquet as pq
 import pytest
 from prepared import write
+from processes import run
 from servers import Handler, serving
 
 from gdpo_verl.lab.tasks.source import open_source, split_of_file
@@ -147,13 +147,8 @@ NOWHERE = "http://127.0.0.1:9"
 def prepare(tmp_path, *arguments, **environment):
     """Run the command in a separate process: the hub's libraries read settings only once."""
     variables = {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")} | environment
-    return subprocess.run(
-        [sys.executable, "-m", "gdpo_verl.lab.cli", "prepare", *arguments],
-        env=os.environ | variables,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "gdpo_verl.lab.cli", "prepare", *arguments]
+    return run(*command, environment=variables, cwd=tmp_path)
 
 
 def test_a_hub_id_is_loaded_at_its_commit_or_from_the_cache_or_else_a_remedy_is_named(

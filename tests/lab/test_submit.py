@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import yaml
 
@@ -26,7 +27,6 @@ HEALTHY = {"gdpo-verl": "0.1.0", "verl": "0.9.1", "loaded": True, "absent": []}
         ({"absent": ["data.train_files=/x"]}, "data.train_files=/x not found. Put it where every"),
         ({"error": "GetTimeoutError: no"}, "could not be asked: GetTimeoutError: no"),
     ],
-    ids=["missing", "other verl", "no verl", "not loaded", "file", "silent"],
 )
 def test_a_node_with_other_software_is_reported_with_the_remedy(found, problem):
     assert cluster_nodes.problems(HEALTHY, "0.1.0", "0.9.1") == []
@@ -41,8 +41,7 @@ def test_a_node_is_checked_for_files(tmp_path):
 
 def test_the_python_of_a_job_without_ray_is_named(tmp_path):
     # It is the system's Python if Ray was started without activating its environment.
-    bare = [sys.executable, "-S", cluster_nodes.__file__]
-    done = subprocess.run([*bare, __version__], capture_output=True, text=True, check=False)
+    done = processes.run(sys.executable, "-S", cluster_nodes.__file__, __version__)
     assert done.returncode == 1
     assert done.stderr == ""
     assert done.stdout.startswith(
