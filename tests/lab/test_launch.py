@@ -2,12 +2,12 @@
 
 import importlib.util
 import itertools
-import os
 import re
-import subprocess
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
+import processes
 import pytest
 from omegaconf import OmegaConf
 from test_checkpoints import write_checkpoint
@@ -22,20 +22,30 @@ from gdpo_verl.lab.run.memory import remedy_for
 from gdpo_verl.lab.rundir.metrics import RunError
 from gdpo_verl.lab.rundir.run import flattened
 
+RECIPE = "toolbox/gdpo"
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """Shorten the time between two looks at a run."""
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a run directory, and shorten the time between two looks at a run."""
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
+    return tmp_path
 
 
-def composed(recipe, run, overrides):
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Start runs whose model and machine are not checked."""
+    monkeypatch.setattr(launch, "check_model", print)
+    monkeypatch.setattr(launch.preflight, "check_machine", print)
+
+
+def composed(run, *overrides, recipe=RECIPE):
     return launch.composed(recipe, run, overrides)[0]
 
 
-def started(run, recipe="toolbox/gdpo", *overrides):
+def started(run, *overrides, recipe=RECIPE):
     """Write the files of a start: the configuration and the launcher's record."""
-    config = composed(recipe, run, overrides)
+    config = composed(run, *overrides, recipe=recipe)
     with lock_run(run, recipe, config):
         OmegaConf.save(config, run / "config.yaml")
 
@@ -65,37 +75,37 @@ SCIENCE = [
 ]
 
 
-def test_only_settings_that_do_not_affect_learning_may_change_between_two_starts(tmp_path):
-    started(tmp_path)
-    with lock_run(tmp_path, "toolbox/gdpo", composed("toolbox/gdpo", tmp_path, MAY_CHANGE)):
+def test_only_settings_that_do_not_affect_learning_may_change_between_two_starts(run):
+    started(run)
+    with lock_run(run, RECIPE, composed(run, *MAY_CHANGE)):
         pass
     with pytest.raises(RunDirectoryError) as refused:
-        started(tmp_path, "toolbox/gdpo", *SCIENCE)
+        started(run, *SCIENCE)
     named = re.findall(r"^  (\S+): .*, not ", str(refused.value), re.MULTILINE)
     assert named == sorted(change.lstrip("+").partition("=")[0] for change in SCIENCE)
     with pytest.raises(RunDirectoryError, match=r"adv_estimator: 'gdpo', not 'grpo'"):
-        started(tmp_path, "toolbox/grpo")
+        started(run, recipe="toolbox/grpo")
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.4])
 @pytest.mark.parametrize("name", ["config.yaml", "launch.json"])
-def test_an_incomplete_file_of_the_last_start_is_named_with_a_remedy(name, part, tmp_path):
-    started(tmp_path)
-    file = tmp_path / name
+def test_an_incomplete_file_of_the_last_start_is_named_with_a_remedy(name, part, run):
+    started(run)
+    file = run / name
     whole = file.read_bytes()
     file.write_bytes(whole[: int(part * len(whole))])
     with pytest.raises((RunDirectoryError, RunError), match=rf"{name}.*another run directory"):
-        started(tmp_path)
+        started(run)
     file.write_bytes(whole)
-    started(tmp_path)
+    started(run)
 
 
-def test_a_lost_configuration_of_a_run_with_checkpoints_is_named(tmp_path):
-    started(tmp_path)
-    (tmp_path / "config.yaml").unlink()
-    write_checkpoint(tmp_path / "checkpoints", 2)
+def test_a_lost_configuration_of_a_run_with_checkpoints_is_named(run):
+    started(run)
+    (run / "config.yaml").unlink()
+    write_checkpoint(run / "checkpoints", 2)
     with pytest.raises(RunDirectoryError, match=r"config\.yaml is missing, and there are check"):
-        started(tmp_path)
+        started(run)
 
 
 @pytest.mark.parametrize(
@@ -123,37 +133,36 @@ def test_every_pattern_of_keys_that_may_change_matches_a_key_of_verl():
         assert any(fnmatchcase(key, pattern) for key in keys), pattern
 
 
-def test_another_number_of_workers_than_that_of_the_checkpoints_is_rejected(tmp_path):
-    started(tmp_path)
-    write_checkpoint(tmp_path / "checkpoints", 2)
+def test_another_number_of_workers_than_that_of_the_checkpoints_is_rejected(run):
+    started(run)
+    write_checkpoint(run / "checkpoints", 2)
     expected = r"trainer\.nnodes × trainer\.n_gpus_per_node: 1, not 2"
     with pytest.raises(RunDirectoryError, match=expected):
-        started(tmp_path, "toolbox/gdpo", "trainer.nnodes=2")
+        started(run, "trainer.nnodes=2")
 
 
-def test_a_finished_run_is_not_repeated_but_may_be_extended(tmp_path, capsys):
-    started(tmp_path)
-    (tmp_path / "done").touch()
-    launch.train("toolbox/gdpo", tmp_path)
+def test_a_finished_run_is_not_repeated_but_may_be_extended(run, capsys):
+    started(run)
+    (run / "done").touch()
+    launch.train(RECIPE, run)
     said = r"is finished, and nothing was trained\. .* raise trainer\.total_training_steps=40$"
     assert re.search(said, capsys.readouterr().err.strip())
-    launch.train("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=20"])
-    assert not (tmp_path / "train.log").exists()
-    longer = composed("toolbox/gdpo", tmp_path, ["trainer.total_training_steps=80"])
-    assert not is_finished(tmp_path, longer)
+    launch.train(RECIPE, run, ["trainer.total_training_steps=20"])
+    assert not (run / "train.log").exists()
+    assert not is_finished(run, composed(run, "trainer.total_training_steps=80"))
 
 
 def test_a_run_that_ends_with_its_epochs_before_its_steps_names_the_key():
     trainer = {"total_epochs": 2, "total_training_steps": 90, "logger": ["console", "file"]}
     config = OmegaConf.create({"trainer": trainer})
-    launch._require_last_step("toolbox/gdpo", config, 90)
+    launch._require_last_step(RECIPE, config, 90)
     with pytest.raises(launch.LaunchError, match=r"total_epochs=2 ended .* step 80, before .*=90"):
-        launch._require_last_step("toolbox/gdpo", config, 80)
+        launch._require_last_step(RECIPE, config, 80)
     # Without the file of metrics the last step is unknown, and without a number of steps every step
     # may be the last.
     for change in ({"logger": ["console"]}, {"total_training_steps": None}):
         other = OmegaConf.create({"trainer": trainer | change})
-        launch._require_last_step("toolbox/gdpo", other, 0)
+        launch._require_last_step(RECIPE, other, 0)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +173,11 @@ def test_a_run_that_ends_with_its_epochs_before_its_steps_names_the_key():
     ],
 )
 def test_an_edited_file_is_rejected_with_the_option_that_accepts_it(tmp_path, key, path, file):
-    config = composed("toolbox/gdpo", tmp_path / "run", [f"{key}={tmp_path / path}"])
+    run = tmp_path / "run"
+    config = composed(run, f"{key}={tmp_path / path}")
 
     def start(**options):
-        with lock_run(tmp_path / "run", "toolbox/gdpo", config, **options):
+        with lock_run(run, RECIPE, config, **options):
             pass
 
     (tmp_path / "model").mkdir()
@@ -181,35 +191,38 @@ def test_an_edited_file_is_rejected_with_the_option_that_accepts_it(tmp_path, ke
     start(accept_changed_files=True)
     start()
     # A changed setting can be corrected, so that no option accepts it.
-    OmegaConf.save(config, tmp_path / "run/config.yaml")
+    OmegaConf.save(config, run / "config.yaml")
     config.data.train_batch_size += 1
     with pytest.raises(RunDirectoryError, match=r"(?s)train_batch_size: .* may change\.$"):
         start(accept_changed_files=True)
 
 
-def test_a_dry_run_rejects_the_directories_that_a_start_rejects(tmp_path):
-    started(tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+def test_a_dry_run_rejects_the_directories_that_a_start_rejects(run):
+    started(run)
+    before = {file.name: file.read_bytes() for file in run.iterdir()}
     override = "actor_rollout_ref.actor.optim.lr=1e-5"
-    problem, *_ = dry_run.dry_run("toolbox/gdpo", tmp_path, [override]).problems
+    problem, *_ = dry_run.dry_run(RECIPE, run, [override]).problems
     assert "actor.optim.lr: " in problem
-    damaged = tmp_path.parent / "damaged"
+    damaged = run.parent / "damaged"
     started(damaged)
     (damaged / "launch.json").write_text("")
-    problem, *_ = dry_run.dry_run("toolbox/gdpo", damaged).problems
+    problem, *_ = dry_run.dry_run(RECIPE, damaged).problems
     assert "launch.json: expected the JSON object" in problem
-    config = composed("toolbox/gdpo", tmp_path, [])
-    checkpoint = write_checkpoint(tmp_path / "checkpoints", 1)
-    dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
+    config = composed(run)
+
+    def check():
+        dry_run._check_directory(run, RECIPE, config, False)
+
+    checkpoint = write_checkpoint(run / "checkpoints", 1)
+    check()
     (checkpoint / "data.pt").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint is complete"):
-        dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
-    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    with lock_run(tmp_path, "toolbox/gdpo", config):
-        with pytest.raises(RunDirectoryError, match="still trains"):
-            dry_run._check_directory(tmp_path, "toolbox/gdpo", config, False)
-        with pytest.raises(RunDirectoryError, match="still trains"):
-            launch.train("toolbox/gdpo", tmp_path)
+        check()
+    assert before == {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    with lock_run(run, RECIPE, config):
+        for start in (check, partial(launch.train, RECIPE, run)):
+            with pytest.raises(RunDirectoryError, match="still trains"):
+                start()
 
 
 PLATFORM = "VERL_PLATFORM"
@@ -235,20 +248,20 @@ BYTECODE = "PYTHONDONTWRITEBYTECODE"
     ],
 )
 def test_the_environment_of_the_driver_is_complete(
-    tmp_path, monkeypatch, hardware, given, package, variable, value
+    run, monkeypatch, hardware, given, package, variable, value
 ):
-    config = compose("toolbox/gdpo", [f"hardware={hardware}"])
+    config = composed(run, f"hardware={hardware}")
     for name in (PLATFORM, SAMPLER):
         monkeypatch.delenv(name, raising=False)
     for name, text in given.items():
         monkeypatch.setenv(name, text)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == package)
-    assert launch.environment_of(tmp_path, config).get(variable) == value
+    assert launch.environment_of(run, config).get(variable) == value
 
 
 def test_workers_per_node_are_multiplied_by_the_number_of_nodes_unless_overridden():
     overrides = ["hardware=cluster", "trainer.nnodes=4", "reward.num_workers=5"]
-    config = composed("code/gdpo", Path("/run"), overrides)
+    config = composed(Path("/run"), *overrides, recipe="code/gdpo")
     assert config.reward.num_workers == 5
     assert config.actor_rollout_ref.rollout.agent.num_workers == 32
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units == 32
@@ -262,7 +275,7 @@ def test_a_number_that_verl_chooses_is_not_set(monkeypatch):
         return config
 
     monkeypatch.setattr(launch, "compose", without_storage_units)
-    config = composed("code/gdpo", Path("/run"), ["hardware=cluster", "trainer.nnodes=2"])
+    config = composed(Path("/run"), "hardware=cluster", "trainer.nnodes=2")
     assert config.transfer_queue.backend.SimpleStorage.num_data_storage_units is None
 
 
@@ -279,16 +292,15 @@ def test_flash_attn_is_used_on_gpus_if_it_is_installed(tmp_path, monkeypatch):
     assert chosen("hardware=cpu") == ["hardware=cpu"]
 
 
-def test_the_configuration_is_printed_as_by_hydra(tmp_path, capsys):
+def test_the_configuration_is_printed_as_by_hydra(run, capsys):
     overrides = ["trainer.total_training_steps=3"]
-    assert main(["train", "toolbox/gdpo", "--run", str(tmp_path), "--cfg", "job", *overrides]) == 0
+    assert main(["train", RECIPE, "--run", str(run), "--cfg", "job", *overrides]) == 0
     printed = capsys.readouterr().out
-    command = [*launch.command("toolbox/gdpo", tmp_path, overrides), "--cfg", "job"]
-    on_cpu = {**os.environ, "VERL_PLATFORM": "cpu"}
-    hydras = subprocess.run(command, capture_output=True, text=True, check=True, env=on_cpu)
+    command = [*launch.command(RECIPE, run, overrides), "--cfg", "job"]
+    hydras = processes.run(*command, environment={"VERL_PLATFORM": "cpu"})
     assert OmegaConf.create(printed) == OmegaConf.create(hydras.stdout)
     assert "total_training_steps: 3\n" in printed
-    assert list(tmp_path.iterdir()) == []
+    assert list(run.iterdir()) == []
 
 
 @pytest.mark.real
@@ -302,25 +314,22 @@ def test_a_rejected_run_is_not_retried_and_may_be_corrected(tmp_path, capsys):
     overrides += [f"reward.custom_reward_function.path={rewards}"]
     overrides += [f"data.{name}_files={tmp_path}/rows.jsonl" for name in ("train", "val")]
 
-    assert main(["train", "toolbox/gdpo", "--run", str(run), "--retries", "3", *overrides]) == 1
+    assert main(["train", RECIPE, "--run", str(run), "--retries", "3", *overrides]) == 1
     error = capsys.readouterr().err
-    assert (
-        f"ModuleNotFoundError: No module named 'no_such_package' ({rewards}:2). Correct this"
-        in error
-    )
+    assert f"ModuleNotFoundError: No module named 'no_such_package' ({rewards}:2)" in error
     assert "retr" not in error
     assert f"Its log: {run / 'train.log'}" in error
     assert not (run / "done").exists()
     # Settings may change as long as no step was trained.
     rewards.write_text("import another_package\n")
-    started(run, "toolbox/gdpo", *overrides)
+    started(run, *overrides)
 
 
-def test_a_run_is_not_retried_after_two_starts_without_a_new_step(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "check_model", lambda config: None)
-    monkeypatch.setattr(launch.preflight, "check_machine", lambda config: None)
+def test_a_run_is_not_retried_after_two_starts_without_a_new_step(
+    run, unchecked, capsys, monkeypatch
+):
     monkeypatch.setattr(launch, "command", lambda *_: ["sh", "-c", "echo 'KeyError: 1'; exit 1"])
-    assert main(["train", "toolbox/gdpo", "--run", str(tmp_path), "--retries", "3"]) == 1
+    assert main(["train", RECIPE, "--run", str(run), "--retries", "3"]) == 1
     error = capsys.readouterr().err
     assert "retry 1 of 3" in error
     assert "retry 2 of 3" not in error
@@ -332,7 +341,7 @@ def failure(run, program, hang_after=600.0):
     config = OmegaConf.create({"trainer": {"total_training_steps": 5, "nnodes": 1}})
     with (run / "lock").open("a") as lock:
         program = f"cd '{run}'; {program}"
-        return launch._run(["sh", "-c", program], "toolbox/gdpo", run, config, lock, hang_after)
+        return launch._run(["sh", "-c", program], RECIPE, run, config, lock, hang_after)
 
 
 @pytest.mark.parametrize(
@@ -355,36 +364,34 @@ def failure(run, program, hang_after=600.0):
         ),
     ],
 )
-def test_a_failure_is_named_with_its_cause(log, said, tmp_path):
-    (tmp_path / "train.log").write_text("RuntimeError: a reward worker died: earlier\n")
-    (tmp_path / "said").write_text(f"KeyError: 'first'\n{log}\nsome other line\n")
-    assert (failure(tmp_path, "cat said; exit 1") or "").endswith(said)
+def test_a_failure_is_named_with_its_cause(log, said, run):
+    (run / "train.log").write_text("RuntimeError: a reward worker died: earlier\n")
+    (run / "said").write_text(f"KeyError: 'first'\n{log}\nsome other line\n")
+    assert (failure(run, "cat said; exit 1") or "").endswith(said)
 
 
-def test_a_run_ends_with_its_driver_and_hangs_if_it_logs_nothing_for_long(tmp_path):
-    assert failure(tmp_path, "true") is None
-    killed = failure(tmp_path, "kill -9 $$") or ""
+def test_a_run_ends_with_its_driver_and_hangs_if_it_logs_nothing_for_long(run):
+    assert failure(run, "true") is None
+    killed = failure(run, "kill -9 $$") or ""
     assert re.fullmatch(r"the driver died: pid \d+ was killed by SIGKILL", killed)
     hangs = "the run hangs: no step was logged for 0.001 minutes (--hang-after)"
-    assert failure(tmp_path, "sleep 600", hang_after=0.06) == hangs
+    assert failure(run, "sleep 600", hang_after=0.06) == hangs
 
 
-def test_an_interrupted_run_explains_how_it_resumes(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_explains_how_it_resumes(run, unchecked, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "_run", interrupted)
-    monkeypatch.setattr(launch, "check_model", print)
-    monkeypatch.setattr(launch.preflight, "check_machine", print)
-    started(tmp_path)
-    write_checkpoint(tmp_path / "checkpoints", 2)
+    started(run)
+    write_checkpoint(run / "checkpoints", 2)
     with pytest.raises(KeyboardInterrupt):
-        launch.train("toolbox/gdpo", tmp_path)
+        launch.train(RECIPE, run)
     said = "interrupted. The same command resumes from step 2, the last complete checkpoint.\n"
     assert said in capsys.readouterr().err
 
 
-def test_a_clock_that_is_set_forward_does_not_end_a_run(tmp_path, monkeypatch):
+def test_a_clock_that_is_set_forward_does_not_end_a_run(run, monkeypatch):
     clock = itertools.count(0.0, 3 * 3600.0)  # the clock is set forward all the time
     monkeypatch.setattr("time.time", lambda: next(clock))
-    assert failure(tmp_path, "sleep .3", hang_after=600.0) is None
+    assert failure(run, "sleep .3") is None
