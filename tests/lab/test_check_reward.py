@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_runs import verls_uid
+from prepared import write
 from processes import session
 from waiting import wait_for
 
@@ -139,16 +140,13 @@ def write_data(
     truths=("22", "44", "66"),
     sources=("sums", "sums", "sums"),
 ):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows = []
     for number, truth, source in zip((11, 22, 33), truths, sources, strict=True):
         asked = [{"role": "user", "content": f"what is {number} + {number}?"}]
         row = make_row(source, asked, truth, ability="math", extra_info={"index": number})
         row.pop(drop, None)
         rows.append(row)
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    write(path, rows)
 
 
 def write_answers(*texts, row=0):
@@ -208,8 +206,6 @@ def test_made_up_answers_through_verls_naive_manager(check, function):
     assert shown.rstrip().endswith("ok")
     assert report["seconds"]["max"] >= report["seconds"]["median"] > 0
     assert "a reward that prints" not in shown
-    if function == "good_async":  # the command has awaited its sleep
-        assert report["seconds"]["median"] >= 0.001
 
 
 def test_the_plugins_manager_computes_the_configured_score_and_counts_tokens(check):
@@ -294,7 +290,6 @@ def test_a_template_that_opens_the_thought_is_named(check):
     status, shown, report = check("thoughtful", "actor_rollout_ref.model.path=policy")
     assert (status, scores(report)["as an answer"]) == (0, [1.0] * 3)
     assert "note     reward.reward_manager.name=naive: the prompt ends in '<think>" in shown
-    assert "gives its format 0 for every response. Set it to gdpo_components" in shown
 
 
 REFUSED = {
@@ -367,7 +362,6 @@ def test_responses_of_a_file_find_their_rows_even_with_half_of_a_surrogate_pair(
         (DUMPED | {"input": "what is 4 + 40?"}, "no row of data.train_files has this line's "),
         ("text", "line 2: expected one JSON object, found none"),
     ],
-    ids=["no such row", "no row", "not an answer", "another truth", "another prompt", "no object"],
 )  # fmt: skip
 def test_responses_that_cannot_be_used_are_rejected(tmp_path, line, expected):
     question = [{"role": "user", "content": "what is 22 + 22?"}]
@@ -398,24 +392,17 @@ def test_responses_are_sampled_from_a_local_model(check, toolbox, policy):
 # ---------------------------------------------------------------- a separate process
 
 
-def test_a_response_whose_reward_raises_is_named_and_the_others_are_scored(check):
-    status, shown, report = check("raises", "--rows", "2")
-    assert status == 1
-    assert "PROBLEM  row 0 (empty): it raised ZeroDivisionError: division by zero (" in shown
-    assert "(and 1 more)" in shown
-    assert scores(report)["ground truth"] == [2.0, 2.0]
-    assert scores(report)["empty"] == [None, None]
-
-
 @pytest.mark.parametrize(
-    ("function", "expected"),
+    ("function", "expected", "scored"),
     [
-        ("holds_the_interpreter", "did not end within 1 s"),
-        ("exits", "ended its process with status 0"),
-        ("crashes", "ended its process with signal 11, Segm"),
+        ("raises", "raised ZeroDivisionError: division by zero (", [2.0, None, 2.0]),
+        # The first hang or crash ends the check.
+        ("holds_the_interpreter", "did not end within 1 s", [2.0, None]),
+        ("exits", "ended its process with status 0", [2.0, None]),
+        ("crashes", "ended its process with signal 11, Segm", [2.0, None]),
     ],
 )
-def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, expected):
+def test_an_error_a_hang_and_a_crash_are_named_with_their_place(check, function, expected, scored):
     write_answers("22", "", "22")
     seconds = "1" if "1 s" in expected else "60"  # on a busy machine a crash takes time
     status, shown, report = check(function, "--answers", "answers.jsonl", "--timeout", seconds)
@@ -425,8 +412,8 @@ def test_the_first_hang_or_crash_is_named_and_ends_the_check(check, function, ex
     above, _, _ = Path("rewards.py").read_text().partition(f"\n{function} = ")
     if function != "exits":  # for `exits` the place of the call is unknown
         assert problem.endswith(f"rewards.py:{above.count(chr(10)) + 2})")
-    assert scores(report) == {"answers.jsonl": [2.0, None]}
-    assert "note     1 responses were not scored" in shown
+    assert scores(report) == {"answers.jsonl": scored}
+    assert ("note     1 responses were not scored" in shown) == (len(scored) == 2)
 
 
 def test_ctrl_c_ends_the_check_and_the_progress_is_shown(check, monkeypatch):

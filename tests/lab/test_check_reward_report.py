@@ -98,7 +98,6 @@ def test_summary_of_hand_made_results():
         ([*GOOD[:3], result(-1.0, a=0.0, parse_error=4)],
          "algorithm.gdpo_reward_keys: the reward returned no 'b' for row 7 (empty), only ['a', "),
     ],
-    ids=["out of range", "score is another sum", "missing key"],
 )  # fmt: skip
 def test_each_problem_is_named_once(results, expected):
     (problem,) = report_of(results)["problems"]
@@ -114,7 +113,6 @@ def test_components_neither_declared_nor_named_are_a_problem():
     report = report_of(declared=())
     (problem,) = report["problems"]
     assert problem.startswith("algorithm.gdpo_reward_keys: the reward declares no components")
-    assert "although it returns ['score', 'a', 'b', 'parse_error']" in problem
     assert report["kinds"][0]["high"] == 3.0  # the rest of the summary is still reported
     assert report_of(declared=(), gdpo_reward_keys=["a", "b"])["problems"] == []
 
@@ -232,12 +230,7 @@ def test_responses_of_a_policy_give_advice_capacity_and_forecast():
     varies = "b                   1.2%     2.5%     5.0%"
     assert varies in shown
     assert "capacity at actor_rollout_ref.rollout.n=4: 0.9 of 2 rewards" in shown
-    # In groups of four the reward a alternates, so that z = ±0.866 and the influence is 0.75.
-    push = report["teaching"]["forecast"]["push"]
-    assert push["grpo"]["a"] == pytest.approx(2 * 0.75, abs=0.02)
     assert "push, 2 groups a step" in shown
     assert report["teaching"]["advice"] == []
     open_question = "Advice\n40 groups do not decide whether b rewards responses that fail a"
     assert shown.index(open_question) > shown.index(varies)
-    few = report_of(results[:64], answers=answers[:64])
-    assert "it needs 30 groups of several responses, found 4." in report_text({"about": {}, **few})
