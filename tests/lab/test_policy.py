@@ -95,7 +95,6 @@ def test_the_saved_policy_is_an_ordinary_qwen2_checkpoint(saved, tokenizer):
     assert record["settings"]["steps"] == QUICK.steps
     assert record["sampled"].keys() == {"format", "exact"}
     assert record["greedy"].keys() == {"format", "exact"}
-    assert [path.name for path in saved.parent.iterdir()] == ["policy"]
 
     model = AutoModelForCausalLM.from_pretrained(saved)
     assert type(model).__name__ == "Qwen2ForCausalLM"
@@ -235,26 +234,20 @@ def damaged(saved, tmp_path_factory):
 FOLDER = "expected a new or empty directory or a policy, found other files"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            "--task bfcl",
-            "--task bfcl: expected a pretrained model to train, found none. Give --from",
-        ),
-        ("smollm2 --from a", "--from: smollm2 is fetched and not trained. Leave out"),
-        ("smollm2 --task bfcl --seed 1", "--task, --seed: smollm2 is fetched and not trained."),
-        ("--out thesis", FOLDER),
-        ("smollm2 --out thesis", FOLDER),
-        ("--from thesis", "--from: expected the directory of a model, found no config.json in"),
-        ("--from none", "a tokenizer"),
-        ("--from another", "found 594 rows of embeddings and the token 594 in 'another'. Use the"),
-        (
-            "--from no_pad",
-            "--from: expected a tokenizer with pad_token, found none in 'no_pad'",
-        ),
-    ],
-)
+REFUSED = {
+    "--task bfcl": "--task bfcl: expected a pretrained model to train, found none. Give --from",
+    "smollm2 --from a": "--from: smollm2 is fetched and not trained. Leave out",
+    "smollm2 --task bfcl --seed 1": "--task, --seed: smollm2 is fetched and not trained.",
+    "--out thesis": FOLDER,
+    "smollm2 --out thesis": FOLDER,
+    "--from thesis": "--from: expected the directory of a model, found no config.json in",
+    "--from none": "a tokenizer",
+    "--from another": "found 594 rows of embeddings and the token 594 in 'another'. Use the",
+    "--from no_pad": "--from: expected a tokenizer with pad_token, found none in 'no_pad'",
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.items(), ids=REFUSED)
 def test_a_policy_that_cannot_be_made_is_rejected_and_nothing_is_written(
     damaged,
     monkeypatch,
