@@ -3,9 +3,7 @@
 import importlib.metadata
 import importlib.util
 import json
-import subprocess
 import sys
-from collections import Counter
 
 import pytest
 from gdpo_verl.recipes.gsm8k import reasoning_gym
@@ -14,6 +12,7 @@ from gdpo_verl.recipes.tool_call import bfcl, prompt
 from gdpo_verl.recipes.tool_turns import rows as tool_turns
 from gdpo_verl.recipes.toolbox import rows as toolbox
 from prepared import write, written
+from processes import run
 from test_prepare import problem
 
 from gdpo_verl.lab import catalog
@@ -117,8 +116,7 @@ def test_importing_the_data_package_imports_neither_torch_nor_verl():
         "for data_set in DATA_SETS.values(): data_set.module()\n"
         "print(sorted({'torch', 'verl', 'transformers', 'datasets'} & {*sys.modules}))"
     )
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, capture_output=True, check=True).stdout.strip() == b"[]"
+    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
 # --- toolbox --------------------------------------------------------------------------
@@ -141,12 +139,11 @@ def test_toolbox_rows_list_the_needed_tool_and_truths_are_their_own_best_answers
         assert len({row["prompt"][0]["content"] for row in rows}) > size / 2
 
 
-def test_more_rows_than_there_are_questions_are_refused(tmp_path):
+def test_more_rows_than_there_are_questions_are_refused():
     tea = Example("Tea?", [], "")
     split = generated.split_of_question("Tea?")
     with pytest.raises(ValueError, match=f"x: no new {split} question after 1"):
         list(generated.examples("x", split, lambda rng: tea, 0))
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- writing --------------------------------------------------------------------------
@@ -162,10 +159,7 @@ def test_an_interrupted_write_leaves_the_old_files_and_nothing_of_its_own(tmp_pa
     splits = {"train": [tiny_row(0), tiny_row(1)], "validation": [tiny_row(2)]}
     provenance = write_dataset(tmp_path, splits, {"license": "none"})
     assert json.loads((tmp_path / "provenance.json").read_text()) == provenance
-    assert provenance["license"] == "none"
-    assert provenance["files"]["train.parquet"]["rows"] == 2
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(old) == ["provenance.json", "train.parquet", "validation.parquet"]
     write_rows = dataset_rows._write_rows
 
     def interrupted(rows, where):
@@ -199,26 +193,12 @@ def test_bfcl_keeps_every_question_that_the_leaderboards_checker_accepts(tmp_pat
     provenance = bfcl.prepare(tmp_path, seed=0)
     assert "bfcl_eval.constants.model_config" not in sys.modules  # the stub has gone
     assert "row simple_python_" in catalog.provenance_notes(provenance)[1]
-    train, validation = written(tmp_path, "train"), written(tmp_path, "validation")
-    rows = train + validation
+    rows = written(tmp_path, "train") + written(tmp_path, "validation")
     for row in rows:
         assert_is_its_own_best_answer(row["reward_model"]["ground_truth"])
-    held_out = {row["prompt"][1]["content"] for row in validation}
-    assert held_out.isdisjoint(row["prompt"][1]["content"] for row in train)
-    assert 0.05 < len(validation) / len(train) < 0.15
     if importlib.metadata.version("bfcl-eval") != "2026.3.23":
         pytest.skip("the counts belong to bfcl-eval 2026.3.23")
-    assert Counter(row["extra_info"]["category"] for row in rows) == {
-        "simple_python": 399,
-        "multiple": 200,
-        "parallel": 200,
-        "parallel_multiple": 199,
-        "live_simple": 256,
-        "live_multiple": 1048,
-        "live_parallel": 16,
-        "live_parallel_multiple": 24,
-    }
-    assert len(provenance["rejected"]) == 9
+    assert (len(rows), len(provenance["rejected"])) == (2342, 9)
 
 
 # --- Reasoning Gym --------------------------------------------------------------------
@@ -228,6 +208,11 @@ def assert_earns_everything(text, truth):
     for strict in (True, False):
         score = gsm8k_reward.compute_score("gsm8k", text, truth, strict=strict)
         assert (score["correctness"], score["integer"], score["format"]) == (1.0, 1.0, 1.0)
+
+
+def test_what_the_system_message_shows_earns_everything():
+    text = gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000")
+    assert_earns_everything(text, "1000")
 
 
 @needs_sums

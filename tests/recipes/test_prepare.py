@@ -16,70 +16,65 @@ from tokenizers import pre_tokenizers
 from gdpo_verl.lab import catalog, cli
 from gdpo_verl.lab.tasks import build
 from gdpo_verl.lab.tasks.source import Record
-from gdpo_verl.rewards import gsm8k as gsm8k_reward
+
+
+@pytest.fixture(autouse=True)
+def _work(tmp_path, monkeypatch):
+    """Work in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
 
 
 def problem(number):
     return {"question": f"What is {number} + 1?", "answer": f"Add 1.\n#### {number + 1}"}
 
 
+OUT = Path("out")
 NO_NUMBER = {"question": "?", "answer": "no number"}
 
 
 # --- GSM8K ----------------------------------------------------------------------------
 
 
-def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_where(tmp_path):
+def test_gsm8k_takes_what_stands_behind_the_hashes_and_the_provenance_says_from_where():
     behind = {"question": " How much? ", "answer": "#1 #### 1\n#### 1,000 "}
     splits = {"train": [problem(1), behind], "validation": [problem(2)], "test": [problem(3)]}
     for split, rows in splits.items():
-        write(tmp_path / f"in/{split}.jsonl", rows)
-    source, out = str(tmp_path / "in"), tmp_path / "out"
-    gsm8k.prepare(out, source=source, seed=5, validation=9)
-    assert truths(out, "train") == ["2", "1,000"]
-    assert truths(out, "validation") == ["3"]
-    assert written(out, "train")[1] == {
-        "data_source": "gsm8k",
-        "prompt": [*gsm8k.turns(), {"role": "user", "content": "How much?"}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": "1,000"},
-        "extra_info": {"index": 1, "split": "train", "file": "train.jsonl", "row": 1},
-    }
-    found = json.loads((out / "provenance.json").read_text())
-    assert found["source"]["path"] == source
+        write(f"in/{split}.jsonl", rows)
+    found = gsm8k.prepare(OUT, source="in", seed=5, validation=9)
+    assert truths(OUT, "train") == ["2", "1,000"]
+    assert truths(OUT, "validation") == ["3"]
+    row = written(OUT, "train")[1]
+    assert row["prompt"] == [*gsm8k.turns(), {"role": "user", "content": "How much?"}]
+    place = {"index": 1, "split": "train", "file": "train.jsonl", "row": 1}
+    assert row["extra_info"] == place
+    assert found["source"]["path"] == "in"
     assert list(found["source"]["files"]) == ["test.jsonl", "train.jsonl", "validation.jsonl"]
     assert {len(digest) for digest in found["source"]["files"].values()} == {64}
     assert found["splits"] == {"train": "train", "validation": "validation"}
     settings = {"seed": 5, "validation": 9, "model": None, "max_prompt_length": None}
     assert found["settings"] == settings
-    counts = {"read": 4, "kept": 3, "rejected": {}, "of_unused_splits": {"test": 1}}
-    assert found["counts"] == counts | {"other_tasks": {}}
 
 
 @pytest.mark.parametrize("shots", [0, 4])
-def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(tmp_path, shots):
-    source = write(tmp_path / "in.jsonl", [problem(n) for n in range(20)])
-    assert gsm8k.prepare(tmp_path / "out", source=source, shots=shots)["shots"] == shots
+def test_worked_examples_stand_before_the_questions_of_training_and_evaluation(shots):
+    source = write("in.jsonl", [problem(n) for n in range(20)])
+    assert gsm8k.prepare(OUT, source=source, shots=shots)["shots"] == shots
     for split in ("train", "validation"):
-        *before, last = written(tmp_path / "out", split)[0]["prompt"]
+        *before, last = written(OUT, split)[0]["prompt"]
         assert before[0] == {"role": "system", "content": gsm8k.SYSTEM}
         assert [turn["role"] for turn in before[1:]] == ["user", "assistant"] * shots
         assert last["content"].startswith("What is")
-    # What the system message shows earns everything, as the worked examples do (test_data.py).
-    text = gsm8k.SYSTEM.partition("\n")[2].replace("the number", "1000")
-    for strict in (True, False):
-        assert gsm8k_reward.compute_score("gsm8k", text, "1000", strict=strict)["score"] == 3.0
 
 
 # --- DeepScaleR -----------------------------------------------------------------------
 
 
-def test_deepscaler_has_a_tenth_held_out_of_what_is_left(tmp_path):
+def test_deepscaler_has_a_tenth_held_out_of_what_is_left():
     rows = [{"problem": f"Halve {n}.", "answer": rf"\frac{{{n}}}{{2}}"} for n in range(20)]
     del rows[9]["answer"]
-    provenance = deepscaler.prepare(tmp_path / "out", source=write(tmp_path / "in.json", rows))
+    provenance = deepscaler.prepare(OUT, source=write("in.json", rows))
     assert rejected(provenance) == [(9, "columns")]
-    train, (row,) = written(tmp_path / "out", "train"), written(tmp_path / "out", "validation")
+    train, (row,) = written(OUT, "train"), written(OUT, "validation")
     assert [row["extra_info"]["index"] for row in train] == list(range(18))
     assert "1 rows held out of train" in provenance["splits"]["validation"]
     source = rows[row["extra_info"]["row"]]
@@ -108,15 +103,15 @@ DOUBLE = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})
 CALL = json.dumps({"inputs": [[1]], "outputs": [[2]], "fn_name": "double"})
 
 
-def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
+def test_eurus_takes_the_four_code_sources_and_counts_mathematics():
     sources = ["taco", "apps", "codecontests", "codeforces"]
     fenced = "Write double(n).\n```python\nYour code\n```\nat the end."
     rows = [coding(source, DOUBLE, f"Double n, {source}.") for source in sources]
     rows += [coding("numina_aops_forum", "42", "What is 6 * 7?"), coding("taco", CALL, fenced)]
-    write(tmp_path / "in/data/train-00000-of-00001.jsonl", rows)
-    write(tmp_path / "in/data/validation-00000-of-00001.jsonl", [coding("apps", CALL)])
-    counts = eurus2_code.prepare(tmp_path / "out", source=str(tmp_path / "in"))["counts"]
-    train = written(tmp_path / "out", "train")
+    write("in/data/train-00000-of-00001.jsonl", rows)
+    write("in/data/validation-00000-of-00001.jsonl", [coding("apps", CALL)])
+    counts = eurus2_code.prepare(OUT, source="in")["counts"]
+    train = written(OUT, "train")
     assert [row["data_source"] for row in train] == [*sources, "taco"]
     assert counts["other_tasks"] == {"numina_aops_forum": 1}
     assert (counts["read"], counts["kept"]) == (7, 6)
@@ -125,7 +120,7 @@ def test_eurus_takes_the_four_code_sources_and_counts_mathematics(tmp_path):
     assert message["content"].startswith("Double n, taco.\n\nWrite a Python program")
     assert train[0]["reward_model"]["ground_truth"] == DOUBLE
     assert train[-1]["prompt"] == [{"role": "user", "content": fenced}]  # says all already
-    ((call,),) = (row["prompt"] for row in written(tmp_path / "out", "validation"))
+    ((call,),) = (row["prompt"] for row in written(OUT, "validation"))
     assert call["content"].endswith("The tests call the function `double`.")
 
 
@@ -155,31 +150,31 @@ def published(number, split, ability="math"):
     }
 
 
-def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them(tmp_path):
+def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them():
     train = [published(7, "train"), published(3, "train")]
-    write(tmp_path / "in/train.jsonl", train)
-    write(tmp_path / "in/test.jsonl", [published(0, "test")])
-    rlla.prepare(tmp_path / "out", source=str(tmp_path / "in"))
-    assert written(tmp_path / "out", "train") == train
-    assert written(tmp_path / "out", "validation") == [published(0, "test")]
+    write("in/train.jsonl", train)
+    write("in/test.jsonl", [published(0, "test")])
+    rlla.prepare(OUT, source="in")
+    assert written(OUT, "train") == train
+    assert written(OUT, "validation") == [published(0, "test")]
 
     raw = [calling(number) for number in range(10)]
-    rlla.prepare(tmp_path / "raw", source=write(tmp_path / "raw.json", raw))
-    (row,) = written(tmp_path / "raw", "validation")
+    rlla.prepare(Path("raw"), source=write("raw.json", raw))
+    (row,) = written(Path("raw"), "validation")
     number = int(row["prompt"][1]["content"].split()[2].rstrip("."))
     expected = published(number, "validation", "tool_call")
     expected["extra_info"]["index"] = 0
     assert row == expected
 
 
-def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools(tmp_path):
+def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools():
     file = Path(__file__).parents[2] / ".." / "shared/data/toolrl/rlla_sft.json"
     if not file.exists():
         pytest.skip("ToolRL's dialogues are not here")
-    provenance = rlla.prepare(tmp_path / "out", source=str(file))
+    provenance = rlla.prepare(OUT, source=str(file))
     assert provenance["rejected"] == []
-    assert len(truths(tmp_path / "out", "train")) == 360
-    assert len(truths(tmp_path / "out", "validation")) == 40
+    assert len(truths(OUT, "train")) == 360
+    assert len(truths(OUT, "validation")) == 40
     (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
     assert "**Available Tools**" in frame.header
     assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
@@ -242,13 +237,13 @@ def word_model(directory, template):
     return str(directory)
 
 
-def test_prompts_that_do_not_fit_are_rejected_and_counted(tmp_path):
+def test_prompts_that_do_not_fit_are_rejected_and_counted():
     # user + n words + a request of eleven words + assistant
     assert len(deepscaler.REQUEST.split()) == 11
     rows = [{"problem": " ".join(["word"] * n), "answer": "1"} for n in (1, 2, 3)]
-    source = write(tmp_path / "in.jsonl", rows)
-    fits = {"model": word_model(tmp_path / "words", TEMPLATE), "max_prompt_length": 15}
-    provenance = catalog.prepare("deepscaler", tmp_path / "out", source=source, **fits)
+    source = write("in.jsonl", rows)
+    fits = {"model": word_model("words", TEMPLATE), "max_prompt_length": 15}
+    provenance = catalog.prepare("deepscaler", OUT, source=source, **fits)
     assert fits.items() <= provenance["settings"].items()
     assert provenance["counts"]["kept"] == 2
     assert rejected(provenance) == [(2, "prompt_too_long")]
@@ -265,73 +260,82 @@ def asked_with(*headers):
     return [{"prompt": prompt.messages(tools, ["1+1?"], frame)} for frame in frames]
 
 
-SPLIT = "--from: expected rows of a training split, found ['test']"
-UNREADABLE = "cannot be read as"
-NOT_TRAINING = "--from: expected a parquet file of training rows, whose prompt is used, found"
-REFUSED = [
-    ("toolbox --from x", {}, "--from: toolbox makes its own rows"),
-    ("bfcl --validation 3", {}, "--validation: bfcl makes its own rows"),
-    ("aime24 --validation 3", {}, "--validation: aime24 is a benchmark, of which nothing is held "
-     "out"),
-    ("gsm8k --from a.jsonl --validation 0", {"a.jsonl": []}, "expected at least 1 row, found 0"),
-    ("gsm8k --max-prompt-length 3", {}, "counts tokens. Give --model"),
-    ("gsm8k --model /no/such/model", {}, "--model: cannot load a tokenizer from"),
-    ("toolbox --model words --max-prompt-length 5", {}, "tokens, 5 fit"),
-    ("toolbox --model no_template", {}, "has no chat template"),
-    ("gsm8k --shots 5", {}, "--shots: expected 0 to 4 worked examples, found 5"),
-    ("toolbox --shots 2", {}, "expected 0, found 2: toolbox has no worked examples"),
-    ("rlla", {}, "git clone https://github.com/qiancheng0/ToolRL"),
+REFUSED = {
+    "toolbox --from x": "--from: toolbox makes its own rows",
+    "bfcl --validation 3": "--validation: bfcl makes its own rows",
+    "aime24 --validation 3": "--validation: aime24 is a benchmark, of which nothing is held out",
+    "gsm8k --max-prompt-length 3": "counts tokens. Give --model",
+    "gsm8k --model /no/such/model": "--model: cannot load a tokenizer from",
+    "toolbox --model words --max-prompt-length 5": "tokens, 5 fit",
+    "toolbox --model no_template": "has no chat template",
+    "gsm8k --shots 5": "--shots: expected 0 to 4 worked examples, found 5",
+    "toolbox --shots 2": "expected 0, found 2: toolbox has no worked examples",
+    "rlla": "git clone https://github.com/qiancheng0/ToolRL",
+    "rubrics": "--from: expected a data set with rubrics",
+    "gsm8k --negative avoided": "--negative: gsm8k has no rubrics",
+    "gsm8k --from data/a.parquet": "--from: 'data/a.parquet' does not exist",
+    "gsm8k --from ~/a": "--from: '~/a' does not exist",
+    "gsm8k --from a/b/c": "--from: 'a/b/c' does not exist",
+    "bfcl-v3 --from a.parquet": "--from: expected a parquet file of training rows, whose prompt",
+}
+REFUSED_FILES = [
     # Splits of the wrong rows.
-    ("gsm8k --from in", {"in/test.jsonl": [problem(1), problem(2)]}, SPLIT),
+    ("gsm8k --from a.jsonl --validation 0", {"a.jsonl": []}, "expected at least 1 row, found 0"),
+    ("gsm8k --from in", {"in/test.jsonl": [problem(1), problem(2)]},
+     "--from: expected rows of a training split, found ['test']"),
     ("gsm8k --from in", {"in/train.jsonl": [problem(1)] * 2}, "at least 2 usable rows"),
     ("gsm8k --from in", {"in/train.jsonl": [NO_NUMBER] * 3 + [problem(1)] * 2},
-     "of 5 rows 3 cannot be used (3 ground_truth). That is more than half of the rows, or a "
-     "complete split."),
+     "of 5 rows 3 cannot be used (3 ground_truth). That is more than half"),
     ("gsm8k --from in", {"in/train.jsonl": [problem(n) for n in range(9)],
      "in/test.jsonl": [NO_NUMBER]}, "test.jsonl row 0: ground_truth"),
     # Files that are none.
     ("gsm8k --from a.txt", {"a.txt": ""}, "--from: expected a file that ends in one of"),
     ("gsm8k --from a.jsonl", {"a.jsonl": "{}\n\n{\n"},
-     f"'a.jsonl' {UNREADABLE} jsonl, at or after row 0: Expecting property name"),
+     "'a.jsonl' cannot be read as jsonl, at or after row 0: Expecting property name"),
     ("gsm8k --from a.jsonl", {"a.jsonl": "{}\n[1]"}, "expected an object, found [1]"),
     ("gsm8k --from a.jsonl", {"a.jsonl": r'{"n": "\ud800"}'}, "surrogates not allowed"),
-    ("gsm8k --from a.json", {"a.json": '[{"n": 1}, {"n"'}, f"'a.json' {UNREADABLE} json"),
-    ("gsm8k --from a.parquet", {"a.parquet": "PAR1"}, f"'a.parquet' {UNREADABLE} parquet"),
+    ("gsm8k --from a.json", {"a.json": '[{"n": 1}, {"n"'}, "'a.json' cannot be read as json"),
+    ("gsm8k --from a.parquet", {"a.parquet": "PAR1"}, "'a.parquet' cannot be read as parquet"),
     ("gsm8k --from in", {"in/a.txt": ""}, "--from: expected files of one kind in 'in' (one of"),
     ("gsm8k --from in", {"in/a.jsonl": [], "in/b.json": []}, "found ['.json', '.jsonl']. Give one"),
-    ("gsm8k --from data/a.parquet", {}, "--from: 'data/a.parquet' does not exist"),
-    ("gsm8k --from ~/a", {}, "--from: '~/a' does not exist"),
-    ("gsm8k --from a/b/c", {}, "--from: 'a/b/c' does not exist"),
     # The prompt of training rows.
-    ("bfcl-v3 --from a.parquet", {}, f"{NOT_TRAINING} 'a.parquet'"),
-    ("bfcl-v3 --from a.parquet", {"a.parquet": [problem(1)]}, NOT_TRAINING),
+    ("bfcl-v3 --from a.parquet", {"a.parquet": [problem(1)]},
+     "--from: expected a parquet file of training rows, whose prompt is used"),
     ("bfcl-v3 --from a.parquet", {"a.parquet": rows_of("1+1?")}, "prompts of a.parquet, found 0"),
     ("bfcl-v3 --from a.parquet", {"a.parquet": asked_with("a", "b")}, "found 2 texts. Use a file"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "files", "sentence"), REFUSED)
-def test_what_cannot_be_prepared_is_refused_by_name_and_nothing_is_written(
-    tmp_path, monkeypatch, capsys, command, files, sentence
+@pytest.mark.parametrize(("command", "sentence"), REFUSED.items(), ids=REFUSED)
+def test_a_command_that_cannot_prepare_rows_is_refused_and_nothing_is_written(
+    capsys, command, sentence
 ):
-    monkeypatch.chdir(tmp_path)
     if "--model" in command:
         word_model("words", TEMPLATE)
         word_model("no_template", None)
-    for name, rows in files.items():
-        write(Path(name), rows)
     assert cli.main(["prepare", *command.split()]) == 1
     assert sentence in capsys.readouterr().err
     assert not Path("data").exists()
 
 
-def test_the_command_prints_files_and_lists_the_first_rejected_rows(tmp_path, capsys):
+@pytest.mark.parametrize(("command", "files", "sentence"), REFUSED_FILES)
+def test_a_file_that_cannot_be_prepared_is_refused_and_nothing_is_written(
+    capsys, command, files, sentence
+):
+    for name, rows in files.items():
+        write(name, rows)
+    assert cli.main(["prepare", *command.split()]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not Path("data").exists()
+
+
+def test_the_command_prints_files_and_lists_the_first_rejected_rows(capsys):
     rows = [problem(n) for n in range(20)]
     rows[2:9] = [NO_NUMBER] * 7
-    source = write(tmp_path / "in.jsonl", rows)
-    assert cli.main(["prepare", "gsm8k", "--from", source, "--out", str(tmp_path / "out")]) == 0
+    source = write("in.jsonl", rows)
+    assert cli.main(["prepare", "gsm8k", "--from", source, "--out", "out"]) == 0
     captured = capsys.readouterr()
-    assert f"{tmp_path / 'out' / 'train.parquet'}: 12 rows" in captured.out
+    assert "out/train.parquet: 12 rows" in captured.out
     assert "7 rows rejected (7 ground_truth):" in captured.err
     assert "  in.jsonl row 6: ground_truth: expected a number" in captured.err
     assert "in.jsonl row 7" not in captured.err
@@ -345,7 +349,7 @@ def criterion(title, weight, text="Essential Criteria: Names it."):
     return {"title": title, "description": text, "weight": weight}
 
 
-def test_rubrics_of_both_layouts_and_what_negative_weights_mean(tmp_path, capsys):
+def test_rubrics_of_both_layouts_and_what_negative_weights_mean(capsys):
     failure = "Pitfall Criteria: Claims that the ocean is reflected."
     avoided = "Pitfall Criteria: Avoids jargon."
     unclear = "Pitfall Criteria: Does not name ice."
@@ -361,16 +365,14 @@ def test_rubrics_of_both_layouts_and_what_negative_weights_mean(tmp_path, capsys
         question | {"rubric": []},
         question | {"rubric": [criterion("c", "5")]},
     ]
-    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out"
-    assert cli.main(["prepare", "rubrics", "--from", source, "--out", str(out)]) == 0
+    source = write("in.jsonl", rows)
+    assert cli.main(["prepare", "rubrics", "--from", source, "--out", "out"]) == 0
     printed = capsys.readouterr().err
     assert "(--negative text): taken 2 as failure, 1 as avoided" in printed
     assert "'Pitfall Criteria: Does not name ice.' has the weight -1" in printed
-    found = json.loads((out / "provenance.json").read_text())
-    assert rejected(found) == [(4, "polarity"), (5, "rubric"), (6, "rubric")]
     kept = {}
     for split in ("train", "validation"):
-        kept |= {row["extra_info"]["row"]: row for row in written(out, split)}
+        kept |= {row["extra_info"]["row"]: row for row in written(OUT, split)}
     graded = kept[0]["extra_info"]["rubric"]
     weights = [(each["name"], each["weight"]) for each in graded]
     assert weights == [("a", 5), ("b", -2), ("b (2)", 1)]
@@ -379,10 +381,6 @@ def test_rubrics_of_both_layouts_and_what_negative_weights_mean(tmp_path, capsys
     # With points, what is met is counted, whatever the text says.
     assert [each["weight"] for each in kept[1]["extra_info"]["rubric"]] == [7, -8]
 
-    catalog.prepare("rubrics", out, source=source, negative="avoided")
-    found = json.loads((out / "provenance.json").read_text())
+    found = catalog.prepare("rubrics", OUT, source=source, negative="avoided")
     assert found["negative"] == {"setting": "avoided", "criteria": {"avoided": 3, "failure": 1}}
-    with pytest.raises(ValueError, match="--negative: gsm8k has no rubrics"):
-        catalog.prepare("gsm8k", out, negative="avoided")
-    with pytest.raises(ValueError, match="--from: expected a data set with rubrics"):
-        catalog.prepare("rubrics", out)
+    assert rejected(found) == [(5, "rubric"), (6, "rubric")]
