@@ -387,7 +387,7 @@ def test_compare_accepts_two_evaluations_or_two_sides(tmp_path, capsys):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_checkpoint_of_a_run_is_evaluated_by_verl(toolbox, policy, tmp_path):
+def test_a_run_and_its_first_policy_are_evaluated_by_verl(toolbox, policy, tmp_path):
     settings = (
         f"data.train_files={toolbox}/train.parquet data.val_files={toolbox}/validation.parquet "
         f"actor_rollout_ref.model.path={policy} data.train_batch_size=8 "
@@ -396,12 +396,19 @@ def test_a_checkpoint_of_a_run_is_evaluated_by_verl(toolbox, policy, tmp_path):
     )
     training = str(tmp_path / "run")
     run_cli("train", "toolbox/gdpo", "--run", training, *settings.split())
+    sampling = ["--samples", "2", "--limit", "24", "--out"]
     of_run = tmp_path / "of_run"
-    sampling = ["--samples", "2", "--limit", "24"]
-    table = run_cli("evaluate", training, *sampling, "--out", str(of_run))
+    table = run_cli("evaluate", training, *sampling, str(of_run))
+    questions = ["--recipe", "toolbox/gdpo", "--data", f"{toolbox}/validation.parquet"]
+    of_policy = str(tmp_path / "of_policy")
+    run_cli("evaluate", str(policy), *questions, *sampling, of_policy)
+
     assert "step 1: 24 questions, 2 responses each, temperature 1, top-p 1" in table
     assert not (of_run / "checkpoints").exists()
     record = json.loads((of_run / run.NUMBERS).read_text())
     assert (record["questions"], record["answers"], record["notes"]) == (24, 48, [])
     # The policy was made so that the format is right in most responses.
     assert record["results"]["all"]["format"]["mean"] > 0.5
+    report = run_cli("compare", str(of_run), of_policy)
+    assert "correctness = 3" in report
+    assert "CAUTION" not in report

@@ -167,19 +167,6 @@ def test_published_rlla_keeps_its_columns_and_raw_rlla_gets_them():
     assert row == expected
 
 
-def test_toolrls_own_dialogues_are_all_kept_with_one_text_around_their_tools():
-    file = Path(__file__).parents[2] / ".." / "shared/data/toolrl/rlla_sft.json"
-    if not file.exists():
-        pytest.skip("ToolRL's dialogues are not here")
-    provenance = rlla.prepare(OUT, source=str(file))
-    assert provenance["rejected"] == []
-    assert len(truths(OUT, "train")) == 360
-    assert len(truths(OUT, "validation")) == 40
-    (frame,) = {prompt.parse_frame(row["instruction"]) for row in json.loads(file.read_text())}
-    assert "**Available Tools**" in frame.header
-    assert frame.footer.startswith("\n**Steps for Each Turn**\n1. **Think:**")
-
-
 # --- splits, checks, provenance -------------------------------------------------------
 
 
