@@ -1,15 +1,12 @@
-"""Rollout dumps: the dumped steps and prompts, and the columns that verl's own call gets."""
+"""Rollout dumps: the dumped steps and prompts."""
 
 from types import SimpleNamespace
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
-from gdpo_verl.config import GdpoConfig
-from gdpo_verl.plugin.step.batch import RewardBatch, RewardRows
-from gdpo_verl.plugin.step.dumps import Dump, DumpSettings, log_rollout_data
+from gdpo_verl.plugin.step.dumps import DumpSettings, log_rollout_data
 
 
 @pytest.mark.parametrize(
@@ -56,30 +53,3 @@ def test_verl_dumps_the_rows_of_the_chosen_prompts(settings, keys):
     else:
         (((who, batch, timing), named),) = calls
         assert (who, batch.keys, timing, named) == (trainer, keys, "timing", {"to": "r"})
-
-
-def kept():
-    """Return the dump of one mini-batch of two rows."""
-    objective = GdpoConfig(reward_keys=("length",)).resolve([])
-    keys = ["u_0_0", "u_1_0"]
-    rows = RewardRows(objective, [{"length": 1.0}, {"length": 0.0}], keys, global_step=1)
-    dump = Dump(objective)
-    dump.keep(RewardBatch.of(rows, ["u", "u"], torch.ones(2)))
-    return dump
-
-
-COLUMNS = {
-    "length": [0.0, 1.0],
-    "response_tokens": [1.0, 1.0],
-    "gdpo_advantage": pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
-    "grpo_advantage": pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
-}
-
-
-def test_columns_are_added_to_those_of_verl_only_once():
-    infos = {"uid": ["u_1_0", "u_0_0"], "acc": [1, 2]}
-    dump = kept()
-    for other in ({}, {"uid": ["of validation"]}):
-        assert dump.move_into(other) == other
-    assert dump.move_into(infos) == infos | COLUMNS
-    assert dump.move_into(infos) == infos

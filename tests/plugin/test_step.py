@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import EstimatorSettings, decompose
+from gdpo_verl.advantage import EstimatorSettings, Gate, decompose
 from gdpo_verl.advantage.schedule import Schedule
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
@@ -77,20 +77,7 @@ def step_of(hooks, global_step=1, rows=ROWS):
     step = AdvantageStep(handed, data)
     if hooks.estimates:
         with estimator.advantage_step(step):
-            advantages, _ = estimator.gdpo(scores, mask, uids)
-        config = hooks.objective.config
-        pure = gdpo_advantages(
-            COUNTED,
-            GROUPS,
-            MASK,
-            whiten=config.estimator.whiten,
-            variant=config.variant,
-            weights=hooks.objective.weights_at(global_step),
-            ranges=hooks.objective.range_list,
-            gate=hooks.objective.gate,
-        )
-        expected = torch.cat([torch.zeros(1), pure[SESSION_OF_ROW, 0].float(), torch.zeros(1)])
-        torch.testing.assert_close(advantages, expected[:, None] * mask)
+            estimator.gdpo(scores, mask, uids)
     metrics = {}
     hooks.report(step, metrics)
     return step, metrics
@@ -139,31 +126,6 @@ def test_metrics_of_mini_batches_add_up_to_those_of_all_rows():
         assert found[name] == pytest.approx(float(whole[name])), name
 
 
-RAMP = Schedule((0, 10), (0.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"estimator": EstimatorSettings(whiten="sequence")}, {}),
-        ({"estimator": EstimatorSettings(whiten="none")}, {"gdpo/whiten_shift": 0.0}),
-        ({"variant": "sa_mrpo"}, {}),  # this variant needs the ranges
-        (
-            {"schedule": {"format": RAMP}},
-            {"gdpo/format/weight": 0.3, "gdpo/correctness/weight": 1.0},
-        ),
-        # These are b and c among four groups; d has no correctness.
-        ({"gate": {"on": "correctness", "when": "constant"}}, {"gdpo/gated_groups": 2 / 4}),
-    ],
-)
-def test_each_setting_reaches_the_estimator_and_its_metric(settings, expected):
-    # this call compares the estimator with gdpo_advantages
-    _, metrics = step_of(hooks_of(**settings), 3)
-    assert {name: metrics[name] for name in expected} == expected
-    # trackers cannot write tensors
-    assert all(isinstance(value, float) for value in metrics.values())
-
-
 def test_failed_sessions_are_counted_and_reported_once_with_the_last_error(monkeypatch, caplog):
     monkeypatch.setattr(replay_buffer, "last_error", lambda: "KeyError: 'no such table'")
     hooks, failures = hooks_of(), iter([0, 2, 1])
@@ -177,39 +139,78 @@ def test_failed_sessions_are_counted_and_reported_once_with_the_last_error(monke
     assert "KeyError: 'no such table'" in message
 
 
+def in_reverse(table):
+    """Return the number of each row in reverse order, from a table of sessions."""
+    return [pytest.approx(value) for value in table[SESSION_OF_ROW[::-1], 0].tolist()]
+
+
+RAMP = Schedule((0, 10), (0.0, 1.0))
+UNWHITENED = {"estimator": EstimatorSettings(whiten="none")}
+
+
 @pytest.mark.parametrize(
-    ("adv_estimator", "settings"),
+    ("adv_estimator", "settings", "options", "expected"),
     [
-        ("gdpo", {}),
-        ("grpo", {}),
-        ("grpo", {"estimator": EstimatorSettings(whiten="none")}),
-        ("gdpo", {"variant": "sa_mrpo"}),
+        ("gdpo", {}, {}, {}),
+        ("grpo", {}, {}, {}),
+        ("grpo", UNWHITENED, {"whiten": "none"}, {}),
+        ("gdpo", UNWHITENED, {"whiten": "none"}, {"gdpo/whiten_shift": 0.0}),
+        (
+            "gdpo",
+            {"estimator": EstimatorSettings(whiten="sequence")},
+            {"whiten": "sequence"},
+            {},
+        ),
+        (
+            "gdpo",
+            {"schedule": {"format": RAMP}},
+            {"weights": [0.3, 1.0]},
+            {"gdpo/format/weight": 0.3, "gdpo/correctness/weight": 1.0},
+        ),
+        # These are b and c among four groups; d has no correctness.
+        (
+            "gdpo",
+            {"gate": {"on": "correctness", "when": "constant"}},
+            {"gate": Gate(1)},
+            {"gdpo/gated_groups": 2 / 4},
+        ),
+        ("gdpo", {"variant": "sa_mrpo"}, {}, {}),  # this variant needs the ranges
     ],
 )
-def test_a_dump_has_raw_components_and_all_advantages_in_the_requested_order(
-    adv_estimator, settings
+def test_a_dump_and_metrics_have_raw_components_and_the_advantages_of_the_settings(
+    adv_estimator, settings, options, expected
 ):
     hooks = hooks_of(adv_estimator, **settings)
-    step_of(hooks)
-    whiten = hooks.objective.config.estimator.whiten
-    pure = {
-        "gdpo_advantage": gdpo_advantages(COUNTED, GROUPS, MASK, whiten=whiten),
-        "grpo_advantage": grpo_advantages(COUNTED, GROUPS, MASK),
-    }
-    if "variant" in settings:
-        pure["sa_mrpo_advantage"] = gdpo_advantages(
-            COUNTED, GROUPS, MASK, variant="sa_mrpo", ranges=hooks.objective.range_list
-        )
-    sessions = SESSION_OF_ROW[::-1]
-    expected = {
+    _, metrics = step_of(hooks, 3)
+    assert {name: metrics[name] for name in expected} == expected
+    # trackers cannot write tensors
+    assert all(isinstance(value, float) for value in metrics.values())
+    weights = options.get("weights")
+    columns = {
         "format": [row[2] for row in reversed(ROWS)],
         "correctness": [row[3] for row in reversed(ROWS)],
-        "response_tokens": MASK.sum(dim=1)[sessions].tolist(),
+        "response_tokens": in_reverse(MASK.sum(dim=1, keepdim=True)),
+        "gdpo_advantage": in_reverse(gdpo_advantages(COUNTED, GROUPS, MASK, **options)),
+        "grpo_advantage": in_reverse(grpo_advantages(COUNTED, GROUPS, MASK, weights=weights)),
     }
-    for name, table in pure.items():
-        expected[name] = [pytest.approx(value) for value in table[sessions, 0].tolist()]
-    columns = hooks.dump.columns(["pad 1", *reversed(KEYS), "other"])
-    assert columns == {name: [None, *values, None] for name, values in expected.items()}
+    if "variant" in settings:
+        columns["sa_mrpo_advantage"] = in_reverse(
+            gdpo_advantages(COUNTED, GROUPS, MASK, variant="sa_mrpo", ranges=[(0, 1), (-3, 3)])
+        )
+    found = hooks.dump.columns(["pad 1", *reversed(KEYS), "other"])
+    assert found == {name: [None, *values, None] for name, values in columns.items()}
+
+
+def test_columns_are_added_to_those_of_verl_only_once():
+    hooks = hooks_of()
+    step_of(hooks)
+    infos = {"uid": ["b_0_0", "a_0_0"], "acc": [1, 2]}
+    for other in ({}, {"uid": ["of validation"]}):
+        assert hooks.dump.move_into(other) == other
+    columns = hooks.dump.columns(infos["uid"])
+    assert columns["format"] == [1.0, 1.0]
+    assert hooks.dump.move_into(infos) == infos | columns
+    assert hooks.dump.move_into(infos) == infos
 
 
 def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew():
