@@ -17,39 +17,37 @@ from gdpo_verl.plugin.step.trainer import TrainerHooks
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
-def emitted():
-    """Return the names of one batch's metrics, with <component> and <variant> instead of names."""
-    component = Component("format", 0, 1)
-    objective = GdpoConfig(
-        variant="dara",
-        gate={"on": component.name, "when": "constant"},
-        schedule={component.name: Schedule((0, 10), (1.0, 2.0))},
-    ).resolve([component])
+FORMAT = "format"
+KEYS = ["a_0_0", "a_1_0", "b_0_0"]
+
+
+def names_of(component, values, **settings):
+    """Return the names of the metrics of a batch with a component that has these values."""
+    objective = GdpoConfig(**settings).resolve([component])
     config = OmegaConf.create({"algorithm": {"adv_estimator": "gdpo"}, "trainer": {}})
-    infos = [{component.name: value, "parse_error": 4} for value in (1.0, 0.0, 1.0)]
-    rows = RewardRows(objective, infos, ["a_0_0", "a_1_0", "b_0_0"])
-    metrics = TrainerHooks(config, objective).metrics(
-        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 1, 3]))
+    rows = RewardRows(objective, [{FORMAT: value, "parse_error": 4} for value in values], KEYS)
+    batch = RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
+    return TrainerHooks(config, objective).metrics(batch).keys()
+
+
+def emitted():
+    """Return the names of all metrics, with <component> and <variant> instead of names."""
+    found = names_of(
+        Component(FORMAT, 0, 1),
+        [1.0, 0.0, 1.0],
+        variant="dara",
+        gate={"on": FORMAT, "when": "constant"},
+        schedule={FORMAT: Schedule((0, 10), (1.0, 2.0))},
     )
-    by_turn = GdpoConfig(estimator=EstimatorSettings(credit="answer")).resolve(
-        [Component(component.name, by_turn=True)]
-    )
-    lists = [{component.name: [1.0, value]} for value in (1.0, 0.0, 1.0)]
-    rows = RewardRows(by_turn, lists, rows.keys)
-    metrics |= TrainerHooks(config, by_turn).metrics(
-        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
-    )
-    by_criterion = GdpoConfig().resolve([Component(component.name, by_criterion=True)])
-    mappings = [{component.name: {"a": value}} for value in (1.0, 0.0, 1.0)]
-    rows = RewardRows(by_criterion, mappings, rows.keys)
-    metrics |= TrainerHooks(config, by_criterion).metrics(
-        RewardBatch.of(rows, ["a", "a", "b"], torch.tensor([2, 2, 3]))
-    )
+    by_answer = EstimatorSettings(credit="answer")
+    lists = [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+    found |= names_of(Component(FORMAT, by_turn=True), lists, estimator=by_answer)
+    found |= names_of(Component(FORMAT, by_criterion=True), [{"a": 1.0}, {"a": 0.0}, {"a": 1.0}])
     return {
-        name.replace(f"/{component.name}/", "/<component>/")
+        name.replace(f"/{FORMAT}/", "/<component>/")
         .replace("code_4", "code_<code>")
         .replace("/dara/", "/<variant>/")
-        for name in metrics
+        for name in found
     }
 
 
