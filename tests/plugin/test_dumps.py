@@ -41,15 +41,11 @@ def test_wrong_dump_settings_are_rejected_with_their_key(key, value):
     ],
 )
 def test_verl_dumps_the_rows_of_the_chosen_prompts(settings, keys):
-    calls = []
+    def original(trainer, rows, *args, **kwargs):
+        return trainer.global_steps, rows.keys, args, kwargs
+
     config = OmegaConf.create({"trainer": {"rollout_data_dir": "r", **settings}})
     trainer = SimpleNamespace(config=config, global_steps=4)
     rows = KVBatchMeta(["b_0_0", "a_0_0", "a_1_0"], [{}] * 3)
-    log_rollout_data(
-        lambda *args, **kwargs: calls.append((args, kwargs)), trainer, rows, "timing", to="r"
-    )
-    if keys is None:
-        assert calls == []
-    else:
-        (((who, batch, timing), named),) = calls
-        assert (who, batch.keys, timing, named) == (trainer, keys, "timing", {"to": "r"})
+    found = log_rollout_data(original, trainer, rows, "timing", to="r")
+    assert found == (keys and (4, keys, ("timing",), {"to": "r"}))

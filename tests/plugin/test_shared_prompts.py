@@ -30,14 +30,15 @@ def test_a_prompt_is_laid_out_once_and_seen_only_by_its_responses():
     assert packed.predictors.tolist() == [1, 2, 4, 1]
     # verl stores the log-probability of a token one place before the token.
     assert packed.places.tolist() == [1, 2, 4, 7]
-    assert packed.mask.int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0],
-        [0, 0, 0, 0, 1, 0, 0],
-        [0, 0, 0, 0, 1, 1, 0],
-        [1, 1, 0, 0, 0, 0, 1],
+    seen = ["".join(map(str, row)) for row in packed.mask.int().tolist()]
+    assert seen == [
+        "1000000",
+        "1100000",
+        "1110000",
+        "1111000",
+        "0000100",
+        "0000110",
+        "1100001",
     ]
 
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -215,22 +214,16 @@ def test_columns_are_added_to_those_of_verl_only_once():
 
 def test_mini_batches_of_a_step_are_dumped_together_and_the_next_step_starts_anew():
     hooks = hooks_of()
-    step, _ = step_of(hooks)
-    assert step.batch is not None
-    raw, known = step.batch.raw, step.rows.keys
-    other = [f"other {key}" for key in known]
-    for global_step, keys, rows in ((1, other, 2), (2, other, 1), (2, known, 2)):
-        raw = 2 * raw
-        handed = replace(step.rows, keys=keys, global_step=global_step)
-        hooks.dump.keep(replace(step.batch, rows=handed, raw=raw))
-        formats = hooks.dump.columns([*known, *other])["format"]
-        assert sum(each is not None for each in formats) == rows * len(ROWS)
-    found = hooks.dump.columns(["b_0_0", "other a_0_0"])
-    assert found["mini_batch"] == [1, 0]
-    assert (found["format"], found["correctness"]) == ([8.0, 4.0], [24.0, 4.0])
-    assert hooks.dump.columns(["of validation"]) == {}
-    hooks.dump.clear()
-    assert hooks.dump.columns(["b_0_0"]) == {}
+    formats = [row[2] for row in ROWS]
+    for rows in (ROWS[:4], ROWS[4:]):
+        step_of(hooks, 1, rows)
+    found = hooks.dump.columns(KEYS)
+    assert found["mini_batch"] == [0] * 4 + [1] * 5
+    assert found["format"] == formats
+    step_of(hooks, 2, ROWS[:4])
+    found = hooks.dump.columns(KEYS)
+    assert found["format"] == formats[:4] + [None] * 5
+    assert "mini_batch" not in found
 
 
 @pytest.mark.parametrize("adv_estimator", ["gdpo", "grpo"])

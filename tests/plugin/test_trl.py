@@ -114,7 +114,6 @@ STEPS = {
     # bound.
     "TRL": trls(multi_objective_aggregation="normalize_then_sum", scale_rewards="none"),
     "TRL, sum": trls(PARTLY_SCORED),
-    "plain": step() | {"gdpo": None},
     "TRL, sum unscaled": trls(PARTLY_SCORED, scale_rewards="none"),
     "evaluated": step(num_generations=4, num_generations_eval=2)
     | {"group_size": 2, "evaluate": True},
@@ -156,11 +155,9 @@ NO_RANGE = r"ranges: expected \(low, high\) for 'component_1'"
 REFUSED = [
     ({"gdpo": {"gdpo": {"wighten": "none"}}}, r"gdpo\.gdpo\.wighten: .* mean 'whiten'"),
     ({"gdpo": {"variant": "dvao"}}, r"unknown key; .* gdpo={'gdpo': {'variant': 'dvao'}}"),
-    ({"gdpo": {"gamma": 0.9}}, r"gdpo\.gamma: 0\.9 asks verl's trainer"),
     ({"gdpo": "dvao"}, "gdpo: expected a mapping, found 'dvao'"),
     ({"gdpo": {"gdpo_reward_keys": ["component_3"]}}, "'component_3' is not .* of reward_funcs"),
     ({"gdpo": {"gdpo": {"variant": "sa_mrpo"}}}, "these have none: .* ranges={name: "),
-    ({"gdpo": {"gdpo": {"variant": "pkg://json:dumps"}}}, "gdpo.gdpo.variant: 'dumps' failed"),
     ({"gdpo": {"gdpo": {"variant": "corr_grpo"}}, "group_size": 2}, "GRPOConfig.num_generations:"),
     ({"gdpo": {"gdpo": {"credit": "turn"}}}, r"gdpo\.gdpo\.credit: reward functions return"),
     ({"ranges": {"component_3": (0, 1)}}, "ranges: 'component_3' is not .* mean 'component_"),
@@ -200,12 +197,12 @@ def tensor(rows):
     return torch.from_numpy(np.array(list(rows), dtype=np.float64))
 
 
-def read(results, name, shaped=False):
+def read(results, name):
     """Return the rewards, the masks of two tokens, and the logged and the trained advantages."""
     columns = completions(results / name)
     rewards = tensor([columns[key] for key in KEYS]).T
     given = tensor((STEPS | TWO)[name]["rewards"])
-    if shaped:
+    if name == "shaped":
         given = -given
     # The table has the precision of float32.
     torch.testing.assert_close(rewards.float(), given.float(), rtol=0, atol=0, equal_nan=True)
@@ -243,6 +240,7 @@ def check(results, name, conditions=None, **options):
         ("keys and TRL's weights", {"weights": [0.25, 0.0, 1.0]}),
         ("scheduled", {"weights": [0.25] * 3}),  # at step 1 of 4
         ("no metrics", {}),  # scale_rewards has no effect either
+        ("shaped", {}),  # a subclass changes the rewards
     ],
 )
 def test_the_trainer_trains_with_the_advantages_of_the_pure_function(results, name, options):
@@ -258,10 +256,6 @@ def check_rubric(table):
     expected = advantages_of(infos, groups, table["response_tokens"], config=RUBRIC)
     # TRL's rewards have the precision of float32.
     assert table["advantage"] == pytest.approx(expected, abs=1e-6)
-    plain = advantages_of(
-        infos, groups, config=RUBRIC | {"gdpo": RUBRIC["gdpo"] | {"criteria": "sum"}}
-    )
-    assert table["advantage"] != pytest.approx(plain, abs=1e-3)
 
 
 def completions(directory):
@@ -284,10 +278,6 @@ def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path):
     for name in TWO:
         check(tmp_path, name)
     check_rubric(completions(tmp_path / "rubric"))
-    ranks = [tmp_path / f"rubric/trained.{rank}.json" for rank in (0, 1)]
-    trained = [advantage for rank in ranks for advantage in json.loads(rank.read_text())]
-    logged_ones = completions(tmp_path / "rubric")["advantage"]
-    assert sorted(trained) == pytest.approx(sorted(logged_ones), abs=1e-6)
 
 
 def test_whitening_over_sequences_agrees_with_trls_own_gdpo_within_the_known_bound(results):
@@ -305,7 +295,6 @@ def test_the_report_reads_the_plugins_metrics_and_trls(results):
     assert trls.components == KEYS
     found, theirs = ours.metrics[1], trls.metrics[1]
     column = tensor(ROWS)[:, 0]
-    assert found["rewards/component_0/mean"] == pytest.approx(float(column.mean()), rel=1e-5)
     assert found["rewards/component_0/max"] == pytest.approx(float(column.max()), rel=1e-5)
     assert 0 < found["gdpo/component_1/advantage_share"] < 1
     assert math.isfinite(found["gdpo/whiten_shift"])
@@ -321,7 +310,6 @@ def test_the_report_reads_the_plugins_metrics_and_trls(results):
 @pytest.mark.parametrize(
     ("name", "setting", "tolerance"),
     [
-        ("plain", "grpo", 1e-6),
         ("TRL, sum", "grpo", 1e-6),
         ("TRL, sum unscaled", "grpo", 1e-5),
         # TRL adds 1e-4 to the deviation of the batch, and this package adds 1e-8 to its square.
@@ -332,7 +320,7 @@ def test_the_report_reads_the_plugins_metrics_and_trls(results):
 def test_replay_finds_the_settings_of_the_logged_advantages(results, name, setting, tolerance):
     weights = ", ".join(f"{key}: {weight}" for key, weight in zip(KEYS, WEIGHTS, strict=True))
     override = f"algorithm.gdpo_reward_weights={{{weights}}}"
-    found = replay([results / name], [] if name == "plain" else [override])
+    found = replay([results / name], [override])
     assert found.recorded.setting.estimator == setting
     assert found.reproduces is not None
     assert found.reproduces <= tolerance
@@ -376,21 +364,12 @@ def logged(results, name):
     return state["log_history"][0]
 
 
-def test_rewards_that_a_subclass_changes_are_trained(results):
-    table, mask, advantages, _ = read(results, "shaped", shaped=True)
-    expected = gdpo_advantages(table, [row // 4 for row in range(32)], mask)[:, 0]
-    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-12)
-
-
 def test_the_logged_reward_is_the_score_that_is_trained(results):
     weights = torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64)
     sums = apply_conditions(tensor(ROWS).float().double(), KEYS, CONDITION) @ weights
     found = logged(results, "settings")
     assert found["reward"] == pytest.approx(float(sums.mean()), rel=1e-6)
     assert found["reward_std"] == pytest.approx(float(sums.std()), rel=1e-6)
-    by_name = tensor(ROWS) @ torch.tensor([0.25, 0.0, 1.0], dtype=torch.float64)
-    found = logged(results, "keys and TRL's weights")
-    assert found["reward"] == pytest.approx(float(by_name.mean()), rel=1e-5)
 
 
 def test_metrics_can_be_switched_off_and_include_scheduled_weights(results):
