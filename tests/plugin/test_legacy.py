@@ -8,10 +8,12 @@ import pytest
 import torch
 from fake_verl import recipe
 from omegaconf import OmegaConf
+from verl.trainer.config.algorithm import AlgoConfig
 
-from gdpo_verl import gdpo_advantages
+from gdpo_verl import apply_conditions, gdpo_advantages
 
 # 2 prompts x 3 responses of 2 tokens.
+UIDS = list("aaabbb")
 COMPONENTS = {"format": [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "correctness": [3.0, -3, 1, -3, -3, -3]}
 
 
@@ -48,7 +50,7 @@ def batch():
             "prompts": torch.ones(6, 1, dtype=torch.int64),
             "responses": torch.ones(6, 2, dtype=torch.int64),
         },
-        non_tensors={"uid": np.array(["a"] * 3 + ["b"] * 3, dtype=object)},
+        non_tensors={"uid": np.array(UIDS, dtype=object)},
     )
 
 
@@ -72,7 +74,7 @@ def test_a_trainer_without_queue_gets_advantages_of_the_declared_components_and_
     assert ("gdpo/whiten_shift" in metrics) == (adv_estimator == "gdpo")
     if adv_estimator == "gdpo":
         rewards = torch.tensor([COMPONENTS["format"], COMPONENTS["correctness"]]).T
-        expected = gdpo_advantages(rewards, list("aaabbb"), torch.ones(6, 2))
+        expected = gdpo_advantages(rewards, UIDS, torch.ones(6, 2))
         torch.testing.assert_close(data.batch["advantages"], expected)
 
 
@@ -111,3 +113,55 @@ def test_settings_without_effect_are_rejected_before_ray_starts_and_at_the_first
         main_ppo.run_ppo(config, task_runner_class=None)
     with pytest.raises(ValueError, match=expected):
         trainer._fit_compute_advantage(batch())
+
+
+def without_hooks(config, **components):
+    """Return the advantages of verl's own function, called without a trainer of ours."""
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    import gdpo_verl.plugin.entry  # noqa: F401  registers, where the tests run without verl's plug-ins
+
+    data = batch()
+    data.batch["token_level_rewards"] = torch.zeros(6, 2)
+    for key, values in components.items():
+        data.non_tensor_batch[key] = np.array(values, dtype=object)
+    return compute_advantage(data, "gdpo", config=config).batch["advantages"]
+
+
+CONDITION = {"format": {"on": "correctness", "at_least": 1.0}}
+WHOLE = {
+    "gdpo_reward_keys": list(COMPONENTS),
+    "gdpo_reward_weights": [2.0, 1.0],
+    "norm_adv_by_std_in_grpo": False,
+    "gdpo": {"whiten": "sequence", "conditions": CONDITION},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "conditions", "options"),
+    [
+        (
+            OmegaConf.create(WHOLE),
+            CONDITION,
+            {"weights": [2.0, 1.0], "whiten": "sequence", "scale": False},
+        ),
+        (
+            AlgoConfig(gdpo_reward_keys=list(COMPONENTS), gdpo_reward_weights=[1.0, 0.5]),
+            {},
+            {"weights": [1.0, 0.5]},
+        ),
+    ],
+)
+def test_components_that_verl_passes_are_weighted_by_the_configuration(config, conditions, options):
+    correctness = [3.0, -3, None, -3, 1, -3]
+    found = without_hooks(config, **COMPONENTS | {"correctness": correctness})
+    table = np.array([COMPONENTS["format"], correctness], dtype=np.float64).T
+    conditioned = apply_conditions(torch.from_numpy(table), list(COMPONENTS), conditions)
+    expected = gdpo_advantages(conditioned, UIDS, torch.ones(6, 2), **options)
+    torch.testing.assert_close(found, expected.float())
+
+
+def test_without_a_configuration_the_estimator_names_what_is_missing():
+    message = "(?s)expected the reward components.*config and non_tensor_batch"
+    with pytest.raises(RuntimeError, match=message):
+        without_hooks(None)
