@@ -40,7 +40,6 @@ class Training:
     """A run of ``python -m verl.trainer.main_ppo`` that has ended or was killed."""
 
     directory: Path
-    status: int = 0
     output: str = ""
     reachable: frozenset[str] = frozenset()  # sockets that other machines could reach at some time
 
@@ -167,23 +166,17 @@ def driver(
     """Start verl's driver with the configuration of a recipe; kill it at the end of the test."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(
-        config: str,
-        *overrides: str,
-        directory: Path = tmp_path,
-        environment: dict[str, str] | None = None,
-    ) -> subprocess.Popen[bytes]:
-        directory.mkdir(exist_ok=True)
+    def start(config: str, *overrides: str) -> subprocess.Popen[bytes]:
         settings = SMALL_STEPS | {
             "data.train_files": toolbox / "train.parquet",
             "data.val_files": toolbox / "validation.parquet",
             "data.val_max_samples": 16,
             "actor_rollout_ref.model.path": policy,
-            "trainer.default_local_dir": directory / "checkpoints",
-            "trainer.rollout_data_dir": directory / "rollouts",
+            "trainer.default_local_dir": tmp_path / "checkpoints",
+            "trainer.rollout_data_dir": tmp_path / "rollouts",
             "trainer.save_freq": -1,
             "trainer.total_training_steps": 2,
-            "hydra.run.dir": directory,
+            "hydra.run.dir": tmp_path,
         }
         chosen = ["--config-dir", str(RECIPES), "--config-name", config]
         command = [
@@ -194,9 +187,9 @@ def driver(
             *overrides_of(settings),
             *overrides,
         ]
-        log = (directory / "train.log").open("ab")
+        log = (tmp_path / "train.log").open("ab")
         variables = {
-            "VERL_FILE_LOGGER_PATH": str(directory / "metrics.jsonl"),
+            "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
             "RAY_USAGE_STATS_ENABLED": "0",
             "VERL_PLATFORM": "cpu",
             "HYDRA_FULL_ERROR": "1",
@@ -205,9 +198,9 @@ def driver(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | variables | (environment or {}),
+            env=os.environ | variables,
             start_new_session=True,
-            cwd=directory,
+            cwd=tmp_path,
         )
         log.close()
         started.append(process)
@@ -226,8 +219,8 @@ def train(
 ) -> Callable[..., Training]:
     """Run verl's driver to its end."""
 
-    def run(config: str, *overrides: str, fails: bool = False, **options: Any) -> Training:
-        process = driver(config, *overrides, **options)
+    def run(config: str, *overrides: str) -> Training:
+        process = driver(config, *overrides)
         found: set[str] = set()
 
         def ended() -> bool:
@@ -235,10 +228,8 @@ def train(
             return process.poll() is not None
 
         wait_for(ended, every=1.0)
-        status = process.returncode
-        directory = options.get("directory", tmp_path)
-        output = (directory / "train.log").read_text(errors="replace")
-        assert fails == (status != 0), output[-6000:]
-        return Training(directory, status, output, frozenset(found))
+        output = (tmp_path / "train.log").read_text(errors="replace")
+        assert process.returncode == 0, output[-6000:]
+        return Training(tmp_path, output, frozenset(found))
 
     return run
