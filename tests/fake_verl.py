@@ -61,8 +61,9 @@ def trainer_of(config: DictConfig, *, hooks: bool = True, reward: Any = None) ->
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = config
     trainer.global_steps = 1
-    objective = validation.objective_of(config)
-    if reward is not None:
+    if reward is None:
+        objective = validation.objective_of(config)
+    else:
         objective = GdpoConfig.from_algorithm(config.algorithm).resolve(reward.components)
     trainer.gdpo_hooks = TrainerHooks(config, objective) if hooks else None
     return trainer
@@ -113,9 +114,9 @@ def emptied(queue: Any) -> Iterator[None]:
             queue.kv_clear(keys=list(rows), partition_id=partition)
 
 
-def advantages(queue: Any, batch: Any) -> list[list[float]]:
-    data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])
-    return [row.tolist() for row in data["advantages"].unbind()]
+def advantages(queue: Any, batch: Any, field: str = "advantages") -> list[list[float]]:
+    data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[field])
+    return [row.tolist() for row in data[field].unbind()]
 
 
 def info(form: float | None, correctness: float | None) -> dict[str, Any]:

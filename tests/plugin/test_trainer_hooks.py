@@ -1,5 +1,6 @@
 """The trainer hooks, called by verl's own trainer method on a real TransferQueue."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -8,11 +9,8 @@ import torch
 from fake_verl import advantages, info, put, recipe, trainer_of
 from fake_verl import emptied as emptied
 from omegaconf import open_dict
-from tensordict import TensorDict
 
 from gdpo_verl import gdpo_advantages, grpo_advantages
-from gdpo_verl.advantage import EstimatorSettings
-from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin.step import estimator
 from gdpo_verl.plugin.step import queue as plugin_queue
@@ -57,7 +55,7 @@ def assert_of_sessions(rows, pure):
         assert row == pytest.approx([value * inside for inside in mask], abs=1e-5)
 
 
-def rejecting(queue, config, key, log_probs):
+def rejecting(config, key, log_probs):
     """Let verl reject tokens of a row that are too unlikely under the trained policy."""
     with open_dict(config):
         config.algorithm.rollout_correction = {
@@ -65,9 +63,8 @@ def rejecting(queue, config, key, log_probs):
             "rollout_rs": "token_k1",
             "rollout_rs_threshold": "0.5_2.0",
         }
-    changed = torch.nested.as_nested_tensor([torch.tensor(log_probs)], layout=torch.jagged)
-    fields = TensorDict({"old_log_probs": changed}, batch_size=1)
-    queue.kv_batch_put(keys=[key], partition_id="train", fields=fields)
+    table = torch.tensor([log_probs])
+    plugin_queue.put_response_tokens([key], "train", "old_log_probs", table, [len(log_probs)])
     return config
 
 
@@ -116,22 +113,19 @@ def test_verls_own_estimator_normalises_the_sum_with_the_derived_component(
         from verl.trainer.ppo.core_algos import FixedKLController
 
         trainer.kl_ctrl_in_reward = FixedKLController(0.1)
-        rows = [torch.full((len(mask),), -0.5) for _, mask, _ in ROWS]
-        nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-        fields = TensorDict({"ref_log_prob": nested}, batch_size=len(rows))
-        queue.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+        lengths = [len(mask) for _, mask, _ in ROWS]
+        table = torch.full((len(ROWS), 5), -0.5)
+        plugin_queue.put_response_tokens(batch.keys, "train", "ref_log_prob", table, lengths)
     trainer._compute_advantage(batch, {})
 
     pure = grpo_advantages(SESSIONS, GROUPS, mask_of(TOKENS), weights=[1, 1, 4])
     assert_of_sessions(advantages(queue, batch), pure)
     # verl's metric of rewards shows the score that is optimised.
-    fields = ["rm_scores", "token_level_rewards"]
-    data = queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=fields)
-    sums = [float(row.sum()) for row in data["token_level_rewards"].unbind()]
-    own = [float(row.sum()) for row in data["rm_scores"].unbind()]
+    sums = list(map(sum, advantages(queue, batch, "token_level_rewards")))
+    own = torch.tensor(list(map(sum, advantages(queue, batch, "rm_scores"))))
     # The first output of a session has the same derived component as the last one.
     added = 4 * SESSIONS[SESSION_OF_ROW, 2].nan_to_num(0.0)
-    assert sums == pytest.approx([a + b for a, b in zip(own, added.tolist(), strict=True)])
+    assert sums == pytest.approx((own + added).tolist())
     assert "no more metrics" not in caplog.text
     assert "weighted sum of the components" not in caplog.text
 
@@ -166,11 +160,8 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue):
     with open_dict(config):
         config.reward.reward_model.enable = True
         config.reward.reward_model.enable_resource_pool = False
-    trainer = trainer_of(config)
     declared = [Component("format"), Component("correctness", optional=True)]
-    trainer.gdpo_hooks.objective = GdpoConfig(estimator=EstimatorSettings(whiten="none")).resolve(
-        declared
-    )
+    trainer = trainer_of(config, reward=SimpleNamespace(components=declared))
     trainer._compute_advantage(batch, metrics)
 
     found = [row[0] for row in advantages(queue, batch)]
@@ -181,7 +172,7 @@ def test_components_of_a_colocated_reward_model_are_read_from_the_queue(queue):
 @pytest.mark.parametrize("name", ["gdpo", "grpo"])
 def test_rejected_tokens_are_excluded_from_whitening_and_count_in_the_sampled_length(queue, name):
     batch = put(queue, ROWS)
-    config = rejecting(queue, recipe(name, derived=BREVITY), "a_0_0", [-0.5, -9.0, -9.0])
+    config = rejecting(recipe(name, derived=BREVITY), "a_0_0", [-0.5, -9.0, -9.0])
     trainer = trainer_of(config)
     trainer._compute_advantage(batch, {})
 

@@ -88,29 +88,23 @@ def test_groups_are_filtered_again_when_a_weight_changes(queue):
     assert buffer._dapo_filtered_keys("train")[0] == {"same", "cancels"}
 
 
-def test_the_filter_reads_each_group_once_and_ignores_validation(queue, monkeypatch):
+def test_the_filter_reads_each_group_once_and_forgets_sampled_groups(queue, monkeypatch):
     read = mock.Mock(wraps=replay_buffer.reward_infos)
     monkeypatch.setattr(replay_buffer, "reward_infos", read)
-    finish(queue, {name: GROUPS[name] for name in ("same", "varies")})
     buffer = buffer_of()
-    for _ in range(2):
-        buffer._sync_metadata_from_transfer_queue()
-        assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
-    finish(queue, {"format": GROUPS["format"]})
-    buffer._sync_metadata_from_transfer_queue()
-    assert buffer._dapo_filtered_keys("train")[0] == {"same"}
-    first, second = [" ".join(sorted(call.args[0])) for call in read.call_args_list]
-    assert first == "same_0_0 same_1_0 same_2_0 varies_0_0 varies_1_0"
-    assert second == "format_0_0 format_1_0"
+    for name in ("same", "varies"):
+        finish(queue, {name: GROUPS[name]})
+        for _ in range(2):
+            buffer._sync_metadata_from_transfer_queue()
+            assert buffer._dapo_filtered_keys("train") == ({"same"}, {0.0: 1})
+    first, second = [sorted(call.args[0]) for call in read.call_args_list]
+    assert first == ["same_0_0", "same_1_0", "same_2_0"]
+    assert second == ["varies_0_0", "varies_1_0"]
 
-    # Now the same groups belong to a validation.
-    buffer.finished_keys["val"] = buffer.finished_keys["train"]
-    buffer.partitions["val"] = buffer.partitions["train"]
-    assert buffer._dapo_filtered_keys("val") == (set(), {})
     # Groups that are sampled leave the queue, and the filter forgets them as well.
-    buffer.finished_keys["train"] = {"varies", "format"}
+    buffer.finished_keys["train"] = {"varies"}
     assert buffer._dapo_filtered_keys("train") == (set(), {})
-    assert buffer._dapo_classification_cache["train"].keys() == {"varies", "format"}
+    assert buffer._dapo_classification_cache["train"].keys() == {"varies"}
 
 
 def test_failed_sessions_are_counted_once(queue):

@@ -12,7 +12,7 @@ from test_trainer_hooks import rejecting
 from gdpo_verl import advantages_of
 from gdpo_verl.config import GdpoConfig
 from gdpo_verl.config.components import declares
-from gdpo_verl.plugin.step.queue import response_masks
+from gdpo_verl.plugin.step.replay_buffer import _silent_groups
 from gdpo_verl.reward_dicts import with_numbers
 
 pytestmark = pytest.mark.real
@@ -96,15 +96,6 @@ def test_each_turn_has_the_advantage_of_the_pure_function(queue, settings):
     json.dumps(columns)
 
 
-def test_credit_per_answer_uses_the_sum_over_turns(queue):
-    batch = put(queue, rows_of())
-    settings = {"credit": "answer"}
-    trainer_of(recipe(**settings), reward=reward)._compute_advantage(batch, {})
-    answers = advantages_of(INFOS, GROUPS, TOKENS, config={"gdpo": settings})
-    for (_, mask, _), row, value in zip(ROWS, advantages(queue, batch), answers, strict=True):
-        assert row == pytest.approx([value * each for each in mask], abs=1e-6)
-
-
 def test_a_session_of_several_outputs_is_rejected_only_with_per_turn_credit(queue):
     rows = [*rows_of(), ("a_0_1", [1, 1], rows_of()[1][2])]
     batch = put(queue, rows)
@@ -116,7 +107,7 @@ def test_a_session_of_several_outputs_is_rejected_only_with_per_turn_credit(queu
 def test_a_rejected_response_keeps_its_turns_and_is_excluded_from_whitening(queue):
     batch = put(queue, rows_of())
     # The last two tokens of a_0_0, its second turn.
-    config = rejecting(queue, recipe(), "a_0_0", [-0.5, -0.5, -0.5, -9.0, -9.0])
+    config = rejecting(recipe(), "a_0_0", [-0.5, -0.5, -0.5, -9.0, -9.0])
     trainer_of(config, reward=reward)._compute_advantage(batch, {})
     tokens = [list(each) for each in TOKENS]
     tokens[1] = [1, 0]
@@ -128,17 +119,9 @@ def test_a_rejected_response_keeps_its_turns_and_is_excluded_from_whitening(queu
 
 
 def test_groups_with_equal_sums_are_not_filtered_if_their_turns_differ(queue):
-    from gdpo_verl.plugin.step.replay_buffer import _silent_groups
-
-    rows = [
-        ("c_0_0", [1, 0, 1], info([1, 0], 1.0)),
-        ("c_1_0", [1, 0, 1], info([0, 1], 1.0)),
-        ("d_0_0", [1, 0, 1], info([1, 0], 1.0)),
-        ("d_1_0", [1, 0, 1], info([1, 0], 1.0)),
-    ]
+    rows = []
+    for key, calls in (("c_0", [1, 0]), ("c_1", [0, 1]), ("d_0", [1, 0]), ("d_1", [1, 0])):
+        rows.append((f"{key}_0", [1, 0, 1], info(calls, 1.0)))
     batch = put(queue, rows_of(rows))
-    turns = GdpoConfig().resolve(reward.components)
-    answer = turns.of_answers()
-    assert set(_silent_groups(batch.keys, "train", turns, 1)) == {"d"}
-    assert set(_silent_groups(batch.keys, "train", answer, 1)) == {"c", "d"}
-    assert [len(mask) for mask in response_masks(batch.keys, "train")] == [3] * 4
+    objective = GdpoConfig().resolve(reward.components)
+    assert set(_silent_groups(batch.keys, "train", objective, 1)) == {"d"}
