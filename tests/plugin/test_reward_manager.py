@@ -217,9 +217,6 @@ def test_a_reward_that_runs_code_gets_the_sandbox_service(manager, settings, exp
     info = score(manager(*settings, function="sandboxed"), session(*ONE, ground_truth=""))
     found = info["reward_extra_info"]
     assert (found["url"], found["memory"], found["at_once"]) == expected
-    # Other reward functions are called without the service.
-    other = score(manager(*settings, function="asynchronous"), session(*ONE, ground_truth="3"))
-    assert other["reward_extra_info"]["tokens"] == 4
 
 
 def test_a_row_without_the_components_keeps_the_score_of_the_function(manager, caplog):

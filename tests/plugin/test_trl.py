@@ -294,8 +294,6 @@ def test_the_report_reads_the_plugins_metrics_and_trls(results):
     assert ours.components == KEYS
     assert trls.components == KEYS
     found, theirs = ours.metrics[1], trls.metrics[1]
-    column = tensor(ROWS)[:, 0]
-    assert found["rewards/component_0/max"] == pytest.approx(float(column.max()), rel=1e-5)
     assert 0 < found["gdpo/component_1/advantage_share"] < 1
     assert math.isfinite(found["gdpo/whiten_shift"])
     assert theirs.keys() < found.keys()
@@ -448,23 +446,12 @@ def test_the_example_trains_and_is_reported(tmp_path, estimator):
     pq.write_table(table, tmp_path / "train.parquet")
     made = run_beside_trl("-c", POLICY, str(tmp_path / "policy"))
     assert made.returncode == 0, made.stderr[-3000:]
-    options = {
-        "model": tmp_path / "policy",
-        "data": tmp_path / "train.parquet",
-        "output_dir": tmp_path / "run",
-        "max_steps": 2,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 4,
-        "max_completion_length": 2,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "gradient_checkpointing": False,
-    }
-    given = [f"--{name}={value}" for name, value in options.items()]
+    options = f"""--model={tmp_path}/policy --data={tmp_path}/train.parquet
+        --output_dir={tmp_path}/run --max_steps=2 --per_device_train_batch_size=4
+        --gradient_accumulation_steps=2 --num_generations=4 --max_completion_length=2
+        --use_cpu=True --bf16=False --report_to=none --gradient_checkpointing=False"""
     example = str(ROOT / "examples/trl_gsm8k.py")
-    output = run_beside_trl(example, estimator, *given)
+    output = run_beside_trl(example, estimator, *options.split())
     assert output.returncode == 0, output.stderr[-3000:]
     assert find_runs([tmp_path]) == [tmp_path / "run"]
     trained = read_run(tmp_path / "run")
