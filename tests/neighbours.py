@@ -45,7 +45,7 @@ def move_in(v1: Any) -> None:
 
 def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
     """Call each of the methods as verl does."""
-    from fake_verl import put
+    from fake_verl import advantages, put
     from unnoticed import settings
     from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -69,6 +69,7 @@ def step(directory: Path, estimator: str, queue: Any) -> dict[str, Any]:
     trainer.fit(None)
     found = {
         "seen": list(seen),
+        "advantages": advantages(queue, batch),
         "metrics": sorted(metrics),
         "dump": (directory / estimator / "0.jsonl").read_text(),
         "saved": sorted(path.name for path in (directory / "checkpoints").iterdir()),

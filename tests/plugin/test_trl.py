@@ -278,6 +278,10 @@ def test_two_processes_train_with_the_advantages_of_the_whole_batch(tmp_path):
     for name in TWO:
         check(tmp_path, name)
     check_rubric(completions(tmp_path / "rubric"))
+    ranks = [tmp_path / f"rubric/trained.{rank}.json" for rank in (0, 1)]
+    trained = [advantage for rank in ranks for advantage in json.loads(rank.read_text())]
+    logged_ones = completions(tmp_path / "rubric")["advantage"]
+    assert sorted(trained) == pytest.approx(sorted(logged_ones), abs=1e-6)
 
 
 def test_whitening_over_sequences_agrees_with_trls_own_gdpo_within_the_known_bound(results):

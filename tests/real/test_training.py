@@ -99,8 +99,9 @@ def check_step(metrics, rows):
         assert rewards[[other == uid for other in uids]].std(dim=0).max() > 0
     logged = [metrics["rewards/tags/mean"], metrics["rewards/short/mean"]]
     assert logged == pytest.approx(rewards.mean(dim=0).tolist(), abs=1e-6)
-    dumped = components(real, ["gdpo_advantage"])[:, 0]
+    dumped, grpo = components(real, ["gdpo_advantage", "grpo_advantage"]).T
     assert dumped.std() > 0.1
+    torch.testing.assert_close(grpo, decompose(rewards, groups(real)).grpo, rtol=0, atol=1e-6)
     # The advantages that the actor was given, by verl's own count over response tokens.
     assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-5)
     assert_trained_with(metrics, dumped)

@@ -178,3 +178,7 @@ def test_a_plugin_that_wraps_the_same_methods_gets_along(directory, where):
         assert ("length" in json.loads(side["dump"].splitlines()[0])) == ours
         assert ("rewards/length/mean" in side["metrics"]) == ours
         assert "latest_checkpointed_iteration.txt" in side["saved"]
+    # Parities 0, 1, 0, 1 and lengths 4, 2, 2, 1, normalised: -.87 + 1.39, .87 - .20, -.87 - .20,
+    # .87 - .99.
+    decoupled = [row[0] for row in found["gdpo"]["advantages"]]
+    assert sorted(range(4), key=decoupled.__getitem__) == [2, 3, 0, 1]
