@@ -8,7 +8,7 @@ import pytest
 from gdpo_verl import advantages_of
 from gdpo_verl.advantage import VARIANTS
 from gdpo_verl.config import GdpoConfig
-from gdpo_verl.config.components import Component, declared_components, declares
+from gdpo_verl.config.components import Component
 from gdpo_verl.reward_dicts import as_written, turn_lists, with_numbers
 
 CENTRED = {"gdpo": {"whiten": "none"}, "norm_adv_by_std_in_grpo": False}
@@ -63,11 +63,8 @@ def sum_of_indices(rewards):
     return found
 
 
-def test_one_baseline_per_turn_gives_the_true_gradient_up_to_a_factor():
-    found = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, ours)
+def test_a_baseline_per_index_gives_a_gradient_with_the_wrong_sign():
     assert true_gradient((0.6, 1.0), 1.0, 0.5)[0] == pytest.approx(0.1)
-    # the factor is 1 - 1/n, because all three responses reach turn 1
-    assert found[0] == pytest.approx(0.1 * 2 / 3)
     biased = expected_gradient((0.6, 1.0), 1.0, 0.5, 3, sum_of_indices)
     assert biased[0] == pytest.approx(-0.1)  # the biased credit teaches to stop
 
@@ -78,6 +75,7 @@ def test_one_baseline_per_turn_gives_the_true_gradient_up_to_a_factor():
 def test_the_gradient_of_each_turn_has_the_true_sign(stop, size, p):
     found = expected_gradient(stop, 1.0, p, size, ours)
     true = true_gradient(stop, 1.0, p)
+    # For turn 1 the factor is 1 - 1/n, because all n responses reach it.
     assert found[0] == pytest.approx(true[0] * (1 - 1 / size))
     # For turn 2 the factor is the mean of 1 - 1/n over the groups whose n responses reach it.
     reach = [math.comb(size, n) * p**n * (1 - p) ** (size - n) * n / size for n in range(size + 1)]
@@ -119,12 +117,6 @@ def test_credit_per_answer_is_the_credit_of_the_sum_over_turns():
     sums = [{"calls": sum(c), "right": r} for c, r in zip(CALLS, RIGHT, strict=True)]
     tokens = [[2, 3], [1, 4, 2], [5]]
     assert of(settings, tokens) == advantages_of(sums, ["a"] * 3, [5, 7, 5])
-
-
-def test_a_list_of_one_turn_is_an_ordinary_component():
-    found = of(calls=[[1], [0], [2]])
-    plain = of(calls=[1, 0, 2])
-    assert flat(found) == pytest.approx(plain)
 
 
 def test_turns_that_are_not_scored_add_nothing():
@@ -191,28 +183,13 @@ def test_only_variants_that_use_nothing_but_z_accept_per_turn_credit():
 @pytest.mark.parametrize("turns", [[1, 0.5, None], [None], [], None], ids=str)
 def test_the_text_next_to_a_sum_is_read_as_the_list_that_it_stores(turns):
     objective = GdpoConfig().resolve([Component("calls", by_turn=True)])
-    written = with_numbers({"calls": turns, "note": "kept"}, objective)
+    written = with_numbers({"calls": turns}, objective)
     assert written["calls"] == (sum(each or 0 for each in turns) if turns and any(turns) else None)
-    assert written["note"] == "kept"
     (read,) = turn_lists([written], objective, [""])["calls"]
     assert (None if read is None else as_written(read)) == turns
 
 
-def test_a_component_can_be_declared_per_turn():
-    @declares("right", Component("calls", 0, 1), by_turn=("calls", "more"))
-    def reward():
-        """Return an empty dict; only the declaration of this function matters."""
-
-    declared = declared_components(reward)
-    assert [(each.name, each.by_turn) for each in declared] == [
-        ("right", False),
-        ("calls", True),
-        ("more", True),
-    ]
-    assert declared_components(declares(by_turn="calls")(lambda: 0)) == (
-        Component("calls", by_turn=True),
-    )
-    objective = GdpoConfig().resolve(declared)
-    # The declared range is that of one turn, and does not hold for the sum.
+def test_a_declared_component_by_turn_credits_turns_and_has_no_range_for_its_sum():
+    objective = GdpoConfig().resolve([Component("calls", 0, 1, by_turn=True)])
     assert objective.ranges == {}
     assert objective.credits_turns

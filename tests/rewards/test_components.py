@@ -20,6 +20,27 @@ def test_a_class_declares_by_its_attribute():
     assert declared_components(type("One", (), {"components": "a"})) == (Component("a"),)
 
 
+@pytest.mark.parametrize(
+    ("entries", "options", "expected"),
+    [
+        (["a"], {"by_turn": "b"}, (Component("a"), Component("b", by_turn=True))),
+        ([Component("a", 0, 1)], {"by_turn": ("a",)}, (Component("a", 0, 1, by_turn=True),)),
+        (
+            [Component("a", 0, 1)],
+            {"by_criterion": ("b", "a")},
+            (Component("a", 0, 1, by_criterion=True), Component("b", by_criterion=True)),
+        ),
+    ],
+)
+def test_components_may_be_declared_by_turn_or_by_criterion(entries, options, expected):
+    assert declared_components(declares(*entries, **options)(lambda: None)) == expected
+
+
+def test_no_component_is_by_turn_and_by_criterion():
+    with pytest.raises(ValueError, match="'calls': it is declared by turn and by criterion"):
+        declares(by_turn="calls", by_criterion="calls")
+
+
 @pytest.mark.parametrize("reward", [print, None])
 def test_what_declares_nothing_has_no_components(reward):
     assert declared_components(reward) == ()
