@@ -85,23 +85,26 @@ def test_equal_rows_give_exactly_zero_under_grpo():
         assert exactly_zero(found)
 
 
-def test_unscored_rows_stay_nan_and_only_the_others_are_normalised():
-    # In the first group 1 and 0 are scored: ±s. In the second group 0, 1, 2 have the deviation 1.
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [NAN, 2.0]])
-    found = group_normalize(rewards, [0, 0, 0])
-    torch.testing.assert_close(found, torch.tensor([[S, -1.0], [-S, 0], [NAN, 1]]), equal_nan=True)
+@pytest.mark.parametrize(
+    ("rewards", "scale", "expected"),
+    [
+        # 1 and 0 are scored: ±s. The others 0, 1, 2 have the deviation 1.
+        ([[1.0, 0.0], [0.0, 1.0], [NAN, 2.0]], True, [[S, -1.0], [-S, 0.0], [NAN, 1.0]]),
+        # E[x²] - E[x]² in float32 would be 0 here. Mean 5000.5, deviation sqrt(1/3).
+        ([[5000.0], [5001.0]] * 2, True, [[-0.866025], [0.866025]] * 2),
+        # Without the deviations rewards are only centred.
+        ([[10.0, 0.0], [0.0, 1.0]], False, [[5.0, -0.5], [-5.0, 0.5]]),
+    ],
+    ids=["an unscored reward stays NaN", "tiny differences far from zero", "only centred"],
+)
+def test_a_group_is_normalised_by_hand(rewards, scale, expected):
+    found = group_normalize(torch.tensor(rewards), [0] * len(rewards), scale=scale)
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=0.0, equal_nan=True)
 
 
-def test_tiny_differences_far_from_zero_survive():
-    # E[x²] - E[x]² in float32 would be 0 here. Mean 5000.5, deviation sqrt(1/3).
-    rewards = torch.tensor([5000.0, 5001.0, 5000.0, 5001.0])[:, None]
-    close(group_normalize(rewards, [0] * 4), [[-0.86603], [0.86603], [-0.86603], [0.86603]])
-
-
-def test_without_the_std_rewards_are_only_centred():
+def test_without_the_std_gdpo_and_grpo_are_equal():
     # Centred: 5, -5 and -1/2, 1/2.
     rewards, mask = torch.tensor([[10.0, 0.0], [0.0, 1.0]]), lengths(1, 1)
-    close(group_normalize(rewards, [0, 0], scale=False), [[5.0, -0.5], [-5.0, 0.5]])
     decoupled = gdpo_advantages(rewards, [0, 0], mask, whiten="none", scale=False)
     close(decoupled[:, 0], [4.5, -4.5])
     # Without deviations, decoupling makes no difference.
@@ -110,7 +113,6 @@ def test_without_the_std_rewards_are_only_centred():
 
 def test_an_empty_batch_gives_an_empty_result():
     rewards, mask = torch.zeros(0, 2), torch.zeros(0, 3)
-    assert gdpo_advantages(rewards, [], mask).shape == (0, 3)
     assert grpo_advantages(rewards, [], mask).shape == (0, 3)
     assert group_normalize(rewards, []).shape == (0, 2)
 

@@ -58,23 +58,22 @@ def test_defaults_of_the_function_are_those_of_the_configuration(function):
 
 def test_inputs_are_never_modified():
     rewards = torch.tensor([[1.0, NAN], [0.0, 2.0], [NAN, NAN], [3.0, 1.0]], dtype=torch.float64)
-    groups, mask, weights = torch.tensor([1, 1, 0, 1]), torch.ones(4, 3).double(), [0.5, 2.0]
-    conditions = {"a": {"on": "b", "at_least": 1.0}}
-    given = (rewards, groups, mask, weights, conditions)
+    given = {"rewards": rewards, "group_ids": torch.tensor([1, 1, 0, 1])}
+    given |= {"response_mask": torch.ones(4, 3).double(), "weights": [0.5, 2.0]}
     before = copy.deepcopy(given)
+    conditions = {"a": {"on": "b", "at_least": 1.0}}
     for whiten in WHITEN:
-        gdpo_advantages(rewards, groups, mask, weights=weights, whiten=whiten).fill_(8)
-    grpo_advantages(rewards, groups, mask, weights=weights).fill_(8)
-    group_normalize(rewards, groups).fill_(8)
+        gdpo_advantages(**given, whiten=whiten).fill_(8)
+    grpo_advantages(**given).fill_(8)
+    group_normalize(rewards, given["group_ids"]).fill_(8)
     apply_conditions(rewards, ["a", "b"], conditions).fill_(8)
     apply_conditions(rewards, ["a", "b"], {}).fill_(8)
-    for found, expected in zip(given[:3], before[:3], strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert given[3:] == before[3:]
+    torch.testing.assert_close(given, before, rtol=0, atol=0, equal_nan=True)
+    assert conditions == {"a": {"on": "b", "at_least": 1.0}}
 
 
 GOOD = {"rewards": TWO_GROUPS, "group_ids": PAIRS, "response_mask": torch.ones(4, 3)}
-FRACTIONS, ONES = torch.tensor([[1.0, 0.5, 0.0]] * 4), torch.ones(4, 1).double()
+ONES = torch.ones(4, 1).double()
 NESTED = torch.nested.nested_tensor(list(ONES.unbind()))
 # For each argument, values that are accepted and values that are rejected.
 BAD = {
@@ -85,7 +84,6 @@ BAD = {
         (torch.zeros(4, 1), [[0.0]] * 4),
         (ONES.bool(), ONES * 1j),
         (ONES, ONES.to_sparse()),
-        (ONES, NESTED),
         # With rewards beyond 1e300, sums overflow.
         (ONES * 1e300, ONES * 9e307),
     ],
@@ -100,11 +98,8 @@ BAD = {
     "response_mask": [
         (ONES, torch.ones(4)),
         (torch.ones(4, 0), torch.ones(3, 2)),
-        (FRACTIONS.round(), FRACTIONS),
-        (ONES.int(), -ONES.int()),
-        (ONES, torch.full((4, 1), NAN)),
+        (ONES.int(), ONES / 2),
         (ONES, [[1]] * 4),
-        (ONES.half(), torch.full((4, 1), math.inf)),
         (ONES, ONES.to_sparse()),
         (ONES, NESTED),
     ],
@@ -126,7 +121,7 @@ BAD = {
 )
 @pytest.mark.parametrize("function", [gdpo_advantages, grpo_advantages])
 def test_bad_input_is_rejected_by_its_name(function, name, valid, invalid):
-    assert bool(function(**GOOD | {name: valid}).isfinite().all())
+    assert function(**GOOD | {name: valid}).isfinite().all()
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         function(**GOOD | {name: invalid})
 
@@ -189,7 +184,7 @@ def test_a_mask_value_other_than_0_or_1_is_found_wherever_it_is(dtype, place, mo
         # Powers of two whose low bytes are zero, or whose squares are zero modulo 2^64.
         wrong += [2**bits for bits in (8, 16, 32) if 2**bits <= torch.iinfo(dtype).max]
         wrong += [-1] * (torch.iinfo(dtype).min < 0)
-    assert bool(gdpo_advantages(rewards, groups, mask).isfinite().all())
+    assert gdpo_advantages(rewards, groups, mask).isfinite().all()
     for value in wrong:
         mask[place] = value
         with pytest.raises(ValueError, match=r"^response_mask: expected only 0 and 1"):

@@ -120,12 +120,8 @@ def test_a_function_of_a_file_in_the_working_directory_is_found(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     function = "def shorter(rewards, lengths):\n    return [-float(length) for length in lengths]\n"
     Path("rewards.py").write_text(function)
-    packaged = {"x": {"function": "pkg://gdpo_verl.rewards.derived:rank", "of": "right"}}
-    here = advantages({"x": "rewards.py:shorter"})
-    assert here == advantages({"x": {"function": f"{tmp_path}/rewards.py:shorter"}})
-    assert here != advantages(packaged)
-    with pytest.raises(ValueError, match=r"derived\.x: .*FileNotFoundError.*working directory"):
-        advantages({"x": "reward.py:shorter"})
+    negated = [{"right": a, "x": -b} for a, b in zip(RIGHT, LENGTHS, strict=True)]
+    assert advantages({"x": "rewards.py:shorter"}) == advantages_of(negated, GROUPS, LENGTHS)
 
 
 def test_relative_length_compares_only_responses_that_pass():

@@ -16,6 +16,8 @@ DICTS = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 1.0}, {"a":
 TOKENS = [3, 1, 2, 1]
 ALIKE = advantages_of(DICTS, [0, 0, 1, 1])
 BY_TOKENS = advantages_of(DICTS, [0, 0, 1, 1], TOKENS)
+MASK = torch.arange(4) < torch.tensor(TOKENS)[:, None]
+OF_EACH_TOKEN = torch.tensor(BY_TOKENS)[:, None] * MASK
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +39,9 @@ def test_older_verl(page):
     arrays = {"uid": np.array(["x", "x", "y", "y"], dtype=object)}
     for name, key in columns.items():
         arrays[name] = np.array([row[key] for row in DICTS])
-    mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
-    batch = {"response_mask": mask.long()}
-    data = Object(batch=batch, non_tensor_batch=arrays)
+    data = Object(batch={"response_mask": MASK.long()}, non_tensor_batch=arrays)
     assert page["compute_advantage of data"](data, "gdpo", gamma=1.0) is data
-    expected = torch.tensor(BY_TOKENS, dtype=torch.float32)[:, None] * mask
-    torch.testing.assert_close(data.batch["advantages"], expected)
+    torch.testing.assert_close(data.batch["advantages"], OF_EACH_TOKEN)
 
 
 def test_rllm(page):
@@ -74,9 +73,8 @@ def test_nemo_rl(page):
         "reward/a": torch.tensor([row["a"] for row in DICTS]),
         "reward/b": torch.tensor([row["b"] for row in DICTS]),
     }
-    mask = torch.arange(4) < torch.tensor(TOKENS)[:, None]
-    found = page["compute_advantage of self"](None, prompts, None, mask, batch | {"other": 0})
-    torch.testing.assert_close(found, torch.tensor(BY_TOKENS)[:, None] * mask)
+    found = page["compute_advantage of self"](None, prompts, None, MASK, batch | {"other": 0})
+    torch.testing.assert_close(found, OF_EACH_TOKEN)
 
 
 def test_tinker_cookbook(page):
