@@ -1,20 +1,16 @@
 """The judge as a component: its server at its worst, its settings, in a training."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
-import math
 import threading
 import time
-from typing import Any, ClassVar
 
 import pytest
 from fake_verl import compose, word_tokenizer
 from omegaconf import OmegaConf
 from servers import Handler, serving
-from test_judge_text import FIVE, answer, token
+from test_judge_text import FIVE, answer
 
 from gdpo_verl.config.components import Component
 from gdpo_verl.plugin.checks.reward import single_row_batch
@@ -39,9 +35,7 @@ GOOD = reply(answer("4", {"4": 0.6, "5": 0.4}))
 class Server(Handler):
     """A judge that behaves as its model's name says, and writes down what it was asked."""
 
-    text = GOOD
-    asked: ClassVar[list[dict[str, Any]]] = []
-    at_once, most_at_once, sent = 0, 0, 0
+    at_once, sent = 0, 0
     lock = threading.Lock()
 
     def do_POST(self):
@@ -58,7 +52,8 @@ class Server(Handler):
                 while True:
                     self.wfile.write(b" " * 2**20)
                     Server.sent += 2**20
-        time.sleep({"slow": 1.0, "measured": 0.1}.get(model, 0))
+        if model == "measured":
+            time.sleep(0.1)
         failing = len(Server.asked) <= 2 if model == "recovers" else model == "fails"
         # As some gateways do, it repeats what it was sent.
         text = f"out of memory, {self.headers}" if failing else Server.text
@@ -100,13 +95,10 @@ def ask(times=1, **settings):
     return asyncio.run(all_at_once())
 
 
-INFINITE = {"logprobs": {"content": [token(**{"4": -math.inf})]}}
 REPLIES = {
     "nothing": (reply(answer(None)), None, "", "'3', '4', '5'], found ''"),
     "long": (reply(answer("[" * 100_000)), None, "[" * 100_000, "expected one of"),
     "half a pair": (reply(answer("\ud800\nRating: 4")), 0.75, "\\ud800\nRating: 4", ""),
-    "an object": (reply(answer('{"rating": 4}')), 0.75, '{"rating": 4}', ""),
-    "infinity": (reply(answer("4") | INFINITE), 0.75, "4", ""),
     "no JSON": ("<html>busy</html>", None, None, "HTTP 200 from"),
     "no choice": ('{"choices": []}', None, None, "HTTP 200 from"),
     "null": ("null", None, None, "HTTP 200 from"),
@@ -126,9 +118,6 @@ def test_a_reply_of_any_shape_is_a_value_or_an_error(url, text, value, said, err
     assert len(found["helpful_error"]) < 400
 
 
-DOWN = "http://127.0.0.1:9/v1"
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "requests"),
     [
@@ -137,16 +126,12 @@ DOWN = "http://127.0.0.1:9/v1"
         ({"model": "plain"}, "set request.response_format of the judge to null", 1),
         ({"model": "plain", "request": {"response_format": None}}, "", 1),
         ({"model": "endless", "repeats": 0}, "HTTP 200 from http://127.0.0.1:", 1),
-        ({"model": "slow", "seconds": 0.5, "repeats": 1}, ": TimeoutE", 2),
-        ({"model": "drips", "seconds": 1, "repeats": 0}, "within 1 s: Timeout", 1),
-        ({"model": "m", "url": "http://HOST:PORT/v1", "repeats": 0}, "InvalidURL", 0),
-        ({"model": "m", "request": {"n": math.nan}, "repeats": 0}, "ValueError", 0),
-        ({"model": "m", "url": DOWN, "repeats": 0}, ": ConnectError", 0),
+        ({"model": "drips", "seconds": 0.5, "repeats": 1}, "within 0.5 s: TimeoutE", 2),
     ],
     ids=str,
 )
 def test_a_server_at_its_worst_costs_a_value_and_no_more(url, settings, error, requests):
-    (found,) = ask(**{"url": url, **settings})
+    (found,) = ask(url=url, **settings)
     assert found["judge"] == (None if error else pytest.approx(0.85))
     assert error in found["judge_error"]
     assert len(Server.asked) == requests
@@ -201,12 +186,12 @@ def test_what_is_asked(url, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("own", [{"structured_outputs": {"regex": "[1-5]"}}, {}], ids=str)
-def test_a_request_may_ask_for_another_structured_output_or_none(url, own):
-    ask(url=url, model="good", request=own or {"response_format": None})
+def test_a_request_may_ask_for_another_structured_output(url):
+    own = {"regex": "[1-5]"}
+    ask(url=url, model="good", request={"structured_outputs": own})
     (asked,) = Server.asked
     assert "response_format" not in asked
-    assert own.items() <= asked.items()
+    assert asked["structured_outputs"] == own
 
 
 def test_so_many_requests_are_in_flight_and_waiting_costs_no_deadline(url):
@@ -260,7 +245,6 @@ def test_one_request_asks_for_a_verdict_on_each_criterion(url):
         ("1: yes\n 2) No.\n3. certainly", (1, 0, None)),
         ("It meets all of them.", None),
         ('{"cites": true}', None),
-        ('["1", true]', None),
     ],
 )
 def test_a_criterion_without_a_verdict_is_not_scored(url, text, values):
@@ -356,7 +340,6 @@ def test_an_argument_of_that_name_is_the_functions_own(configured):
         ({"scale": ["No", "no"]}, r"\.scale: "),
         ({"scale": [False, True]}, r"\.scale: "),
         ({"scale": ["good", "*"]}, r"\.scale: "),
-        ({"scale": [1, [2]]}, r"\.scale: "),
         (
             {"url": "ftp://me:secret@a.host"},
             r"\.url: expected http://HOST:PORT/v1, found 'a\.host'$",
@@ -421,7 +404,6 @@ def test_the_manager_has_the_rubric_of_the_row_graded(configured, url):
     config = configured(url=url, model="good", **GRADES)
     assert declared_reward(config)[1] == Component("judge", by_criterion=True, most_unscored=0.1)
     info = scored(config, {"rubric": RUBRIC})
-    assert json.loads(info["judge_by_criterion"]) == verdicts(1, 1, None) | {"short": None}
     assert info["judge"] == (5 - 2) / 5
     assert info["score"] == 1.0 + 3 / 5
 

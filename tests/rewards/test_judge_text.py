@@ -46,7 +46,6 @@ FORCED = -9999.0  # what vLLM and OpenAI write for a token that was imposed
 
 
 ODD = [
-    {"4": FORCED},
     {"4": FORCED, "5": -0.1},
     {"4": -0.5, "5": FORCED},
     {"4": -math.inf, "1": -math.inf},
@@ -67,7 +66,6 @@ OF_TOKENS = [{"content": [token(**logprobs)]} for logprobs in ODD]
         {"content": [{"token": None, "top_logprobs": []}]},
         {"content": [{"token": "4"}]},
         {"content": [{"token": "4", "top_logprobs": [7]}]},
-        {"content": None},
         {"tokens": ["4"], "top_logprobs": [{"4": -0.1}]},  # as of completions
         None,
     ],
