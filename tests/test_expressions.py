@@ -3,11 +3,10 @@
 import ast
 import importlib
 import re
-from pathlib import Path
 
 import pytest
+from documents import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 FILES = [
     path
     for folder in ("gdpo_verl", "recipes")

@@ -216,7 +216,6 @@ def test_setup_starts_anew_after_an_incomplete_installation(machine, end):
         (["gpu"], {"RESOLVED": " + torch==2.11.0+cpu"}, "found only a CPU build where pip is told"),
         (["gpu"], {"DRIVER": "550.54.15"}, "driver 580 or newer, found 550.54.15: update it"),
         (["cpu", "build"], {}, "expected test or data as an EXTRA, found build"),
-        (["cpu", "texts"], {}, "expected test or data as an EXTRA, found texts"),
         (["tpu"], {}, "usage: scripts/setup.sh [cpu|gpu [EXTRA ...]]"),
         (["cpu"], {"VENV": "/tmp/a place/venv"}, "expected a path without spaces"),
         (["cpu"], {"PYTHON": "false"}, "expected Python 3.10 to 3.12"),

@@ -1,7 +1,5 @@
 """The code rewards through a service that speaks Sandbox Fusion's protocol."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import threading
@@ -19,9 +17,6 @@ from gdpo_verl.sandbox.fusion import check_service
 
 class Service(Handler):
     """Speaks the protocol of Sandbox Fusion's `run_code`, and really runs the program."""
-
-    failures = 0
-    seen: list[dict] = []  # noqa: RUF012
 
     def do_POST(self):
         request = self.request_body()
@@ -43,7 +38,7 @@ class Service(Handler):
 
 @pytest.fixture
 def service():
-    Service.seen.clear()
+    Service.seen = []
     Service.failures = 0
     with serving(Service) as address:
         yield f"{address}/run_code"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from test_sandbox import HOLDS
 from verdicts import cases_of
 
-from gdpo_verl.plugin.checks.reward_function import in_configuration
 from gdpo_verl.rewards import declared_components, parse_error
 from gdpo_verl.rewards.parse_error import ParseError
 
@@ -179,7 +178,5 @@ def test_without_the_response_length_the_error_names_the_manager(name, extra_inf
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_its_key(name, key, value):
-    with pytest.raises(ValueError, match=f"^{key}: ") as refused:
+    with pytest.raises(ValueError, match=f"^{key}: "):
         judged(name, *RIGHT[name], **{key: value})
-    where = f"reward.custom_reward_function.reward_kwargs.{key}: "
-    assert in_configuration(refused.value).startswith(where)

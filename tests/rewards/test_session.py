@@ -66,8 +66,6 @@ sys.stdin.read()
 def test_no_process_is_left_however_it_ends(protection, code, end):
     command, pipe = [sys.executable, "-c", TRAINER], subprocess.PIPE
     trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe)
-    assert trainer.stdin
-    assert trainer.stdout
     settings = [asdict(protection), code, 2 if end == "deadline" else 60]
     trainer.stdin.write(json.dumps(settings).encode() + b"\n")
     trainer.stdin.flush()
@@ -163,7 +161,6 @@ def test_another_process_waits_for_a_core_until_it_is_free_however_its_holder_en
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {NO_CORE})
     command, pipe = [sys.executable, "-c", HOLDER], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as holder:
-        assert holder.stdout
         assert holder.stdout.readline() == b"taken\n"
         killer = threading.Timer(0.2, holder.kill)
         killer.start()
