@@ -97,8 +97,10 @@ def test_without_protection_it_refuses_and_names_the_key_and_the_remedies(nothin
     key = "reward.custom_reward_function.reward_kwargs.allow_unprotected"
     assert in_configuration(refused.value).startswith(f"{key}: expected a protection")
     assert "apt install bubblewrap" in said
+    assert "not on this machine" in said
     finding = doctor._sandbox()
     assert finding.state.startswith("none, which the rewards that run programs need")
+    assert "apt install bubblewrap" in finding.state
     assert finding.remedy == "", "no other reward needs one"
 
 
