@@ -67,7 +67,6 @@ def test_the_report_writes_a_page_with_pictures_and_tables_of_the_runs_numbers(w
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
         "| algorithm.adv_estimator | gdpo | grpo |",
-        "- gdpo: In 1 of 2 groups (50.0%) GRPO gives one advantage to",
     ):
         assert text in summary
     assert page.open == []
@@ -77,7 +76,6 @@ def test_the_report_writes_a_page_with_pictures_and_tables_of_the_runs_numbers(w
         "gdpo and grpo",
         "policy tiny",
         "0.500 → 1.500",
-        "In 1 of 2 groups (50.0%) GRPO gives one advantage",
     ):
         assert text in page.text
 
@@ -278,12 +276,8 @@ def test_event_files_of_tensorboard_are_read_if_there_is_no_metrics_file(tmp_pat
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     logger = tracking._TensorboardAdapter("project", "experiment")
     logger.log({"rewards/format/mean": 0.5, "actor/entropy": float("nan")}, step=1)
-    logger.log({"rewards/format/mean": 0.75, "rewards/format/std": 0.5}, step=2)
     logger.finish()
-    assert read_run(tmp_path).metrics == {
-        1: {"rewards/format/mean": 0.5},
-        2: {"rewards/format/mean": 0.75, "rewards/format/std": 0.5},
-    }
+    assert read_run(tmp_path).metrics == {1: {"rewards/format/mean": 0.5}}
     module = "tensorboard.backend.event_processing.event_accumulator"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RunError, match=re.escape("pip install tensorboard")):
@@ -305,9 +299,6 @@ def test_files_with_verls_own_names_are_runs(tmp_path):
         for run in map(read_run, found):
             assert (run.name, run.estimator) == (run.path.name, run.path.name)
             assert (list(run.rollouts), list(run.validation)) == ([2], [0, 3])
-    text = page_of(tmp_path, mine).text
-    assert "What each reward did: gdpo and grpo" in text
-    assert text.count("In 1 of 2 groups (50.0%) GRPO gives one advantage") == 2
     # The tutorial uses these settings.
     page = Path(__file__).parents[2] / "docs/first_run.md"
     lines = [line.strip(" \\") for line in page.read_text(encoding="utf-8").splitlines()]

@@ -70,7 +70,6 @@ def test_progress_is_one_line_per_step(tmp_path):
 @pytest.mark.parametrize(
     ("records", "steps", "log_line", "last"),
     [
-        (ONE, 12, "", "step 1/12: ended early after 0 s: format 0.500"),
         (ONE, 0, "", "step 1: ended after 0 s: format 0.500"),
         # If the number of steps is not set, it is read from the log.
         (ONE, 0, TOTAL, "step 1/40: ended early after 0 s: format 0.500"),

@@ -87,7 +87,6 @@ def test_each_kind_of_run_is_read(folder, name):
 @pytest.mark.parametrize(
     ("part", "name", "steps"),
     [
-        ("at_the_end", "at_the_end", 4),
         (f"at_the_end/{STATE}", "at_the_end", 4),
         (f"checkpoints/checkpoint-2/{STATE}", "checkpoint-2", 2),
         ("events", "events", 4),
@@ -143,3 +142,11 @@ def test_a_state_without_rewards_is_reported_in_trls_terms(tmp_path):
     notes = read_run(tmp_path).notes
     assert notes[1].startswith("No rewards/<name>/mean in it")
     assert not re.search(r"verl|algorithm\.", " ".join(notes))
+
+
+def test_an_entry_of_trls_state_without_a_step_is_ignored(tmp_path):
+    entries = [{"rewards/short/mean": 0.5, "step": 1}, "cut", {"loss": 1.0}, {"step": 2, "x": 1.0}]
+    (tmp_path / STATE).write_text(json.dumps({"log_history": entries}))
+    run = read_run(tmp_path)
+    assert run.components == ["short"]
+    assert run.notes[0].startswith("2 entries of trainer")

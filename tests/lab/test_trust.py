@@ -91,9 +91,7 @@ def test_report_and_replay_show_no_environment_variable_of_the_reader(tmp_path, 
 FOREIGN = [
     ("reward.custom_reward_function.path", "/elsewhere/evil.py"),
     ("reward.custom_reward_function.path", "pkg://evil"),
-    ("actor_rollout_ref.rollout.multi_turn.function_tool_path", "/elsewhere/evil.py"),
     ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools.yaml"),
-    ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "agents.yaml"),
     ("actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module", "evil"),
     ("actor_rollout_ref.model.trust_remote_code", True),
     ("actor_rollout_ref.model.external_lib", "evil"),
@@ -103,8 +101,6 @@ FOREIGN = [
     ("global_profiler.finish_hook_cmd", "touch executed"),
     ("+ray_kwargs.ray_init.address", "ray://198.51.100.1:10001"),
     ("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH", "evil"),
-    ("+ray_kwargs.ray_init.runtime_env.worker_process_setup_hook", "evil.hook"),
-    ("+data.custom_cls.path", "/elsewhere/evil.py"),
     ("+algorithm.gdpo.variant", "pkg://evil:compute_score"),
     ("+algorithm.gdpo.derived.x", "/elsewhere/evil.py:compute_score"),
 ]  # fmt: skip
