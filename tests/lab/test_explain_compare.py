@@ -31,9 +31,6 @@ def test_ties_of_grpo_are_marked_and_split_if_gdpo_distinguishes_the_responses()
 
 def test_a_tie_of_rewards_that_vary_equally_is_also_a_tie_for_gdpo():
     group = group_of((1, 0), (0, 1), (0, 0))
-    # Each reward has the mean 1/3 and the deviation 1/sqrt(3).
-    expected = {"a": 1 / math.sqrt(3), "b": 1 / math.sqrt(3), "c": -2 / math.sqrt(3)}
-    assert {each.name: each.gdpo for each in group.values()} == pytest.approx(expected, abs=1e-5)
     assert [(each.tie, each.split) for each in group.values()] == [("A", False)] * 2 + [("", False)]
     # Responses with the same rewards are no tie.
     assert not any(each.tie for each in group_of((1, 0), (1, 0), (0, 0)).values())

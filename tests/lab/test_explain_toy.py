@@ -12,7 +12,7 @@ from gdpo_verl.lab.explain import phantom, study, toy, units
 @pytest.mark.parametrize(
     ("method", "middle", "end"),
     [(toy.GRPO, 0.863, 0.976), (toy.UNWHITENED, 0.936, 0.988), (toy.GDPO, 0.862, 0.975)],
-    ids=lambda value: getattr(value, "name", None),
+    ids=["GRPO", "unwhitened", "GDPO"],
 )
 def test_independent_rewards_reproduce_the_known_figures(method, middle, end):
     # These are the means of a separate program over 20 other seeds, at epochs 50 and 149.

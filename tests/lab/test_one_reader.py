@@ -13,7 +13,6 @@ from gdpo_verl.diagnostics import batch_metrics
 from gdpo_verl.lab.evaluate import answers, result
 from gdpo_verl.lab.replay import replay
 from gdpo_verl.lab.replay.output import to_json
-from gdpo_verl.lab.report import write_report
 from gdpo_verl.lab.report.drawn import run_of_dumps
 from gdpo_verl.lab.report.survey import read_dumps
 from gdpo_verl.lab.rundir.run import read_run
@@ -51,7 +50,7 @@ def rewards_of(values):
 
 
 def step_of_training(step):
-    """Return the rows that verl dumps, with the plug-in's columns, and the metrics of a step."""
+    """Return the rows of verl's dump with the plug-in's columns, and each mini-batch's metrics."""
     dump = Dump(OBJECTIVE)
     names = {}
     infos = {}
@@ -86,22 +85,14 @@ def step_of_training(step):
         line["score"] = info["score"]
         lines.append(line | {name: column[place] for name, column in columns.items()})
     random.Random(step).shuffle(lines)
-    return lines, mean_of_mini_batches(*metrics)
+    return lines, metrics
 
 
-def mean_of_mini_batches(first, second):
-    """Return the mean of each metric over mini-batches, with weights as in verl's aggregator."""
-    found = {}
-    for key in first | second:
-        values = [metrics[key] for metrics in (first, second) if key in metrics]
-        weights = [getattr(value, "weight", 1.0) for value in values]
-        total = sum(value * weight for value, weight in zip(values, weights, strict=True))
-        found[key] = total / (sum(weights) or 1.0), sum(weights)
-        if key.startswith("rewards/") and key.endswith("/min"):
-            found[key] = min(values), 1.0
-        if key.startswith("rewards/") and key.endswith("/max"):
-            found[key] = max(values), 1.0
-    return found
+def mean_of(mini_batches, key):
+    """Return the mean of a metric over mini-batches, and the sum of their weights."""
+    values = [metrics[key] for metrics in mini_batches]
+    weight = sum(value.weight for value in values)
+    return sum(value * value.weight for value in values) / weight, weight
 
 
 @pytest.fixture
@@ -113,7 +104,7 @@ def run(tmp_path):
     for step in range(1, STEPS + 2):
         rows, metrics = step_of_training(step)
         write_lines(run / f"rollouts/{step}.jsonl", rows)
-        lines.append({"step": step, "data": {key: mean for key, (mean, _) in metrics.items()}})
+        lines.append({"step": step, "data": metrics[0]})
     last = run / f"rollouts/{STEPS + 1}.jsonl"
     last.write_text(last.read_text()[:-30])
     write_lines(run / "metrics.jsonl", lines)
@@ -124,23 +115,21 @@ def run(tmp_path):
 def test_training_counts_the_numbers_that_were_counted_by_hand():
     _, metrics = step_of_training(1)
     for key in KEYS:
-        share, weight = metrics[f"gdpo/{key}/constant_groups"]
+        share, weight = mean_of(metrics, f"gdpo/{key}/constant_groups")
         assert share * weight == pytest.approx(CONSTANT[key])
-    assert metrics["gdpo/unscored_rows"][1] == RESPONSES
-    assert metrics["gdpo/singleton_groups"] == (pytest.approx(1 / GROUPS), GROUPS)
+    assert mean_of(metrics, "gdpo/unscored_rows")[1] == RESPONSES
+    assert mean_of(metrics, "gdpo/singleton_groups") == (pytest.approx(1 / GROUPS), GROUPS)
 
 
 def test_the_report_counts_like_training(run):
     (found,) = read_dumps([read_run(run)])
     steps = [found.training[step] for step in range(1, STEPS + 1)]
-    assert [step.responses for step in steps] == [RESPONSES] * STEPS
-    assert [step.groups for step in steps] == [GROUPS] * STEPS
-    assert [step.compared for step in steps] == [GROUPS] * STEPS
-    assert [sum(step.dead.values()) for step in steps] == [DEAD] * STEPS
     expected = {}
     for groups in MINI_BATCHES:
         expected |= {name: len(sessions) for name, sessions in groups.items()}
     for step in steps:
+        assert (step.responses, step.groups, step.compared) == (RESPONSES, GROUPS, GROUPS)
+        assert sum(step.dead.values()) == DEAD
         assert {group["title"]: group["size"] for group in step.shown} == expected
         constant = Counter()
         for group in step.shown:
@@ -154,15 +143,15 @@ def test_the_report_counts_like_training(run):
     assert note.startswith(f"rollouts/{STEPS + 1}.jsonl: 1 lines are not complete rows")
 
 
-def test_the_report_computes_the_training_metrics_from_the_dump(run, tmp_path):
-    (run / "metrics.jsonl").unlink()
+def test_the_report_computes_the_metrics_that_verl_aggregates(run):
+    utils = pytest.importorskip("verl.trainer.ppo.v1.utils")
     (run / "rollouts/3.jsonl").unlink()
-    page = write_report([run], tmp_path / "page")
-    assert page.exists()
     found = run_of_dumps(run)
     for step in range(1, STEPS + 1):
-        _, metrics = step_of_training(step)
-        for key, (value, _) in metrics.items():
+        aggregator = utils.MetricsAggregator()
+        for metrics in step_of_training(step)[1]:
+            aggregator.add_step_metrics(metrics, sample_count=1)
+        for key, value in aggregator.get_aggregated_metrics().items():
             assert found.metrics[step][key] == pytest.approx(value, abs=1e-9), key
 
 
@@ -176,8 +165,8 @@ def test_replay_counts_like_training(run):
     for key in KEYS:
         varies = STEPS * (scored[key] - CONSTANT[key])
         assert found["components"][key]["varies"] == [varies, varies]
-        influence, _ = metrics[f"gdpo/{key}/influence"]
-        share, _ = metrics[f"gdpo/{key}/advantage_share"]
+        influence, _ = mean_of(metrics, f"gdpo/{key}/influence")
+        share, _ = mean_of(metrics, f"gdpo/{key}/advantage_share")
         assert found["components"][key]["influence"] == pytest.approx([influence] * 2)
         assert found["components"][key]["share"] == pytest.approx([share] * 2)
     assert found["reproduces"] < 1e-9
@@ -205,5 +194,3 @@ def test_an_evaluation_counts_like_training(run):
             values = {each[key] for each in responses} - {None}
             constant[key] += len(values) == 1
     assert constant == CONSTANT
-    found = Counter(each["format"] for responses in read.answers.values() for each in responses)
-    assert found == {1: 7, 0: 7}  # counted by hand in MINI_BATCHES

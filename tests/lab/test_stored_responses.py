@@ -4,11 +4,10 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 from fake_runs import summary_of, verls_uid, write_lines
 from prepared import write
 from test_evaluate import evaluation, line, means, prepared
-from test_replay import KEYS, drawn, dump, lines_of, two_rewards
+from test_replay import KEYS, drawn, dump, lines_of, matrix, two_rewards
 
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 from gdpo_verl.lab.cli import main
@@ -112,20 +111,6 @@ def test_numbers_that_are_written_as_texts_are_named(tmp_path):
     assert result.asked.keys == KEYS
     (note,) = [note for note in result.notes if "are texts" in note]
     assert note.startswith(f"{tmp_path}/dumps/1.jsonl, line 1: the numbers of 'style' are texts")
-    named = {"components": [*KEYS, "style"]}
-    with pytest.raises(ValueError, match=r"for 'style', found '0.76' for row .*1.jsonl, line 1"):
-        replay([tmp_path / "dumps"], **named)
-
-
-# ---------------------------------------------------------------- keys, groups and steps
-
-
-def test_a_uid_that_is_not_verls_joins_no_rows(tmp_path):
-    rows = drawn(10, two_rewards)
-    for place, row in enumerate(rows):
-        row["uid"] = f"math_12_{place // 8}"
-    result = replay([dump(tmp_path, {1: rows})])
-    assert (result.rows, result.asked.groups) == (80, 10)
 
 
 # ---------------------------------------------------------------- TRL's tables
@@ -150,10 +135,7 @@ def table(run, step, rewards, advantages, prompt=""):
 
 
 def rewards_of(seed):
-    generator = torch.Generator().manual_seed(seed)
-    right = torch.randint(0, 2, (16,), generator=generator).double()
-    length = 10 * torch.rand(16, generator=generator, dtype=torch.float64)
-    return torch.stack([right, length], dim=1)
+    return matrix(drawn(2, two_rewards, seed=seed))
 
 
 def scaled_by_batch(rewards):
@@ -171,7 +153,6 @@ def test_trls_settings_are_those_of_the_first_step_that_has_advantages(tmp_path)
     result = replay([tmp_path / "run"])
     assert result.recorded.name == "grpo"
     assert result.reproduces < 1e-3
-    assert result.asked.keys == ("right", "length")
 
 
 def test_a_generation_that_is_logged_twice_counts_once(tmp_path):

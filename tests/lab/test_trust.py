@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from fake_runs import write_lines
+from fake_runs import training, write_lines
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_checkpoints import write_checkpoint
@@ -68,20 +68,18 @@ def test_only_references_within_the_file_are_resolved(tmp_path):
 
 def test_report_and_replay_show_no_environment_variable_of_the_reader(tmp_path, capsys):
     text = "${oc.env:SECRET}"
-    runs = [str(tmp_path / name) for name in "ab"]
-    for run in runs:
-        metrics = {"step": 1, "data": {"rewards/right/mean": 0.5}}
-        write_lines(Path(run, "metrics.jsonl"), [metrics])
-        write_lines(Path(run, "rollouts/1.jsonl"), TWO_ROWS)
-        Path(run, "config.yaml").write_text(
-            f"actor_rollout_ref: {{model: {{path: '{text}'}}}}\n"
-            f"algorithm: {{adv_estimator: '{text}', gdpo: {{epsilon: '{text}'}}, of: {run}}}\n"
-        )
-    assert main(["report", *runs, "--out", str(tmp_path / "report")]) == 0
+    run = str(tmp_path / "run")
+    write_lines(Path(run, "metrics.jsonl"), [training(1, 0.5, 0.0)])
+    write_lines(Path(run, "rollouts/1.jsonl"), TWO_ROWS)
+    Path(run, "config.yaml").write_text(
+        f"actor_rollout_ref: {{model: {{path: '{text}'}}}}\n"
+        f"algorithm: {{adv_estimator: '{text}', gdpo: {{epsilon: '{text}'}}}}\n"
+    )
+    assert main(["report", run, "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert text in page
-    main(["replay", runs[0]])
-    main(["replay", runs[0], "algorithm.adv_estimator=gdpo"])
+    main(["replay", run])
+    main(["replay", run, "algorithm.adv_estimator=gdpo"])
     printed = capsys.readouterr()
     assert text in printed.err  # the epsilon is a text, which is no number
     for shown in (page, printed.out, printed.err):
@@ -266,7 +264,7 @@ def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):
 def test_a_report_replaces_a_link_and_leaves_its_target(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "data": {"rewards/a/mean": 0.5}}])
+    write_lines(tmp_path / "run" / "metrics.jsonl", [training(1, 0.5, 0.0)])
     out = tmp_path / "report"
     out.mkdir()
     names = ("summary.md", "index.html")
