@@ -4,10 +4,11 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fake_runs import summary_of, verls_uid, write_lines
 from prepared import write
 from test_evaluate import evaluation, line, means, prepared
-from test_replay import KEYS, drawn, dump, lines_of, matrix, two_rewards
+from test_replay import KEYS, drawn, dump, lines_of, two_rewards
 
 from gdpo_verl.lab.check_reward.tokens import byte_tokenizer
 from gdpo_verl.lab.cli import main
@@ -42,6 +43,7 @@ SAID = [
     ("columns", "length"),
     [
         ({"output": "four"}, 4),
+        ({"completion": "four"}, 4),
         ({"response": "four"}, 4),
         ({"completion": SAID}, len("<call>\nfour")),
         ({"reply": SAID}, len("<call>\nfour")),
@@ -91,6 +93,8 @@ def test_components_are_those_of_all_files(tmp_path):
     assert found.keys == (*KEYS, "style", "brevity", "late")
     assert found.varying[found.keys.index("style")] == 12
     assert found.varying[found.keys.index("late")] > 0
+    summary = summary_of(tmp_path / "page", tmp_path / "dumps")
+    assert "training late, mean of all steps" in summary
 
 
 def test_components_of_a_function_are_those_of_all_its_results(tmp_path):
@@ -111,6 +115,20 @@ def test_numbers_that_are_written_as_texts_are_named(tmp_path):
     assert result.asked.keys == KEYS
     (note,) = [note for note in result.notes if "are texts" in note]
     assert note.startswith(f"{tmp_path}/dumps/1.jsonl, line 1: the numbers of 'style' are texts")
+    named = {"components": [*KEYS, "style"]}
+    with pytest.raises(ValueError, match=r"for 'style', found '0.76' for row .*1.jsonl, line 1"):
+        replay([tmp_path / "dumps"], **named)
+
+
+# ---------------------------------------------------------------- keys, groups and steps
+
+
+def test_a_uid_that_is_not_verls_joins_no_rows(tmp_path):
+    rows = drawn(10, two_rewards)
+    for place, row in enumerate(rows):
+        row["uid"] = f"math_12_{place // 8}"
+    result = replay([dump(tmp_path, {1: rows})])
+    assert (result.rows, result.asked.groups) == (80, 10)
 
 
 # ---------------------------------------------------------------- TRL's tables
@@ -135,29 +153,51 @@ def table(run, step, rewards, advantages, prompt=""):
 
 
 def rewards_of(seed):
-    return matrix(drawn(2, two_rewards, seed=seed))
+    generator = torch.Generator().manual_seed(seed)
+    right = torch.randint(0, 2, (16,), generator=generator).double()
+    length = 10 * torch.rand(16, generator=generator, dtype=torch.float64)
+    return torch.stack([right, length], dim=1)
 
 
-def scaled_by_batch(rewards):
+def grpo(rewards, scale):
     """Compute advantages as TRL does (trl/trainer/grpo_trainer.py, 1.16.0), in single precision."""
     total = rewards.float().sum(dim=1)
-    mean = total.view(-1, 4).mean(dim=1).repeat_interleave(4)
-    return ((total - mean) / (total.std() + 1e-4)).tolist()
+    groups = total.view(-1, 4)
+    mean = groups.mean(dim=1).repeat_interleave(4)
+    deviation = groups.std(dim=1).repeat_interleave(4) if scale == "group" else total.std()
+    return ((total - mean) / (deviation + 1e-4)).tolist()
 
 
-def test_trls_settings_are_those_of_the_first_step_that_has_advantages(tmp_path):
+def gdpo(rewards):
+    groups = rewards.float().view(-1, 4, 2)
+    deviation = groups.std(dim=1, keepdim=True) + 1e-4
+    summed = ((groups - groups.mean(dim=1, keepdim=True)) / deviation).reshape(-1, 2).sum(dim=1)
+    return ((summed - summed.mean()) / (summed.std() + 1e-4)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "advantages"),
+    [
+        ("grpo", lambda rewards: grpo(rewards, "group")),
+        ("grpo", lambda rewards: grpo(rewards, "batch")),
+        ("gdpo", gdpo),
+    ],
+    ids=["by group", "by batch", "gdpo"],
+)
+def test_trls_settings_are_those_of_the_first_step_that_has_advantages(tmp_path, name, advantages):
     table(tmp_path / "run", 1, [(None, None)] * 16, [0.0] * 16)
     for step in (2, 3):
         rewards = rewards_of(step)
-        table(tmp_path / "run", step, rewards.tolist(), scaled_by_batch(rewards))
+        table(tmp_path / "run", step, rewards.tolist(), advantages(rewards))
     result = replay([tmp_path / "run"])
-    assert result.recorded.name == "grpo"
+    assert result.recorded.name == name
     assert result.reproduces < 1e-3
+    assert result.asked.keys == ("right", "length")
 
 
 def test_a_generation_that_is_logged_twice_counts_once(tmp_path):
     rewards = rewards_of(1)
-    table(tmp_path / "run", 1, rewards.tolist(), scaled_by_batch(rewards))
+    table(tmp_path / "run", 1, rewards.tolist(), grpo(rewards, "group"))
     rows = pq.read_table(tmp_path / "run/completions_00001.parquet").to_pylist()
     again = [row | {"step": 2} for row in rows]
     write(tmp_path / "run/completions_00002.parquet", again)
@@ -171,7 +211,7 @@ def test_a_generation_that_is_logged_twice_counts_once(tmp_path):
 
 def test_equal_prompts_of_several_groups_are_named(tmp_path):
     rewards = rewards_of(1)
-    table(tmp_path / "run", 1, rewards.tolist(), scaled_by_batch(rewards), "Write a joke.")
+    table(tmp_path / "run", 1, rewards.tolist(), grpo(rewards, "group"), "Write a joke.")
     result = replay([tmp_path / "run"])
     said = "all responses of step 1 have one prompt and count as one group"
     assert said in " ".join(result.notes)
@@ -180,24 +220,32 @@ def test_equal_prompts_of_several_groups_are_named(tmp_path):
 # ---------------------------------------------------------------- reports
 
 
+def test_an_entry_of_trls_state_that_is_no_mapping_is_ignored(tmp_path):
+    entries = [{"rewards/short/mean": 0.5, "step": 1}, "cut", {"loss": 1.0}, {"step": 2, "x": 1.0}]
+    state = {"log_history": entries, "global_step": 2, "max_steps": 2}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/trainer_state.json").write_text(json.dumps(state))
+    summary = summary_of(tmp_path / "page", tmp_path / "run")
+    assert "training short" in summary
+    assert "2 entries of trainer" in summary.replace("\\", "")
+
+
 @pytest.mark.parametrize(
-    ("columns", "rejected", "said"),
+    ("columns", "said"),
     [
-        (("input", "output", "step", *KEYS), "line 4: expected a row of step 1, found one of",
-         "The metrics of 1.jsonl are left out: "),
-        (("output", *KEYS), "line 1: expected the column uid or prompt", "No metrics: "),
-        (("input", "output", "score"), "line 1: expected reward components",
-         "hold no components; the score is drawn"),
+        (("input", "output", "step", *KEYS), "The metrics of 1.jsonl are left out: "),
+        (("output", *KEYS), "No metrics: "),
+        (("input", "output", "score"), "hold no components; the score is drawn"),
     ],
     ids=["a row of another step", "no groups", "scores alone"],
-)  # fmt: skip
-def test_a_report_shows_what_replay_rejects(tmp_path, columns, rejected, said):
+)
+def test_a_report_shows_what_replay_rejects(tmp_path, columns, said):
     rows = []
     for place, row in enumerate(drawn(2, two_rewards)):
         row["step"] = 7 if place == 3 else 1
         rows.append({key: row[key] for key in columns})
     write_lines(tmp_path / "dumps/1.jsonl", rows)
-    with pytest.raises(ValueError, match=rejected):
+    with pytest.raises(ValueError, match=r"line [14]: "):
         replay([tmp_path / "dumps"])
     summary = summary_of(tmp_path / "page", tmp_path / "dumps")
     assert said in summary

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from fake_runs import training, write_lines
+from fake_runs import write_lines
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from test_checkpoints import write_checkpoint
@@ -68,18 +68,20 @@ def test_only_references_within_the_file_are_resolved(tmp_path):
 
 def test_report_and_replay_show_no_environment_variable_of_the_reader(tmp_path, capsys):
     text = "${oc.env:SECRET}"
-    run = str(tmp_path / "run")
-    write_lines(Path(run, "metrics.jsonl"), [training(1, 0.5, 0.0)])
-    write_lines(Path(run, "rollouts/1.jsonl"), TWO_ROWS)
-    Path(run, "config.yaml").write_text(
-        f"actor_rollout_ref: {{model: {{path: '{text}'}}}}\n"
-        f"algorithm: {{adv_estimator: '{text}', gdpo: {{epsilon: '{text}'}}}}\n"
-    )
-    assert main(["report", run, "--out", str(tmp_path / "report")]) == 0
+    runs = [str(tmp_path / name) for name in "ab"]
+    for run in runs:
+        metrics = {"step": 1, "data": {"rewards/right/mean": 0.5}}
+        write_lines(Path(run, "metrics.jsonl"), [metrics])
+        write_lines(Path(run, "rollouts/1.jsonl"), TWO_ROWS)
+        Path(run, "config.yaml").write_text(
+            f"actor_rollout_ref: {{model: {{path: '{text}'}}}}\n"
+            f"algorithm: {{adv_estimator: '{text}', gdpo: {{epsilon: '{text}'}}, of: {run}}}\n"
+        )
+    assert main(["report", *runs, "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert text in page
-    main(["replay", run])
-    main(["replay", run, "algorithm.adv_estimator=gdpo"])
+    main(["replay", runs[0]])
+    main(["replay", runs[0], "algorithm.adv_estimator=gdpo"])
     printed = capsys.readouterr()
     assert text in printed.err  # the epsilon is a text, which is no number
     for shown in (page, printed.out, printed.err):
@@ -89,7 +91,9 @@ def test_report_and_replay_show_no_environment_variable_of_the_reader(tmp_path, 
 FOREIGN = [
     ("reward.custom_reward_function.path", "/elsewhere/evil.py"),
     ("reward.custom_reward_function.path", "pkg://evil"),
+    ("actor_rollout_ref.rollout.multi_turn.function_tool_path", "/elsewhere/evil.py"),
     ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "tools.yaml"),
+    ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "agents.yaml"),
     ("actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module", "evil"),
     ("actor_rollout_ref.model.trust_remote_code", True),
     ("actor_rollout_ref.model.external_lib", "evil"),
@@ -99,6 +103,8 @@ FOREIGN = [
     ("global_profiler.finish_hook_cmd", "touch executed"),
     ("+ray_kwargs.ray_init.address", "ray://198.51.100.1:10001"),
     ("+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH", "evil"),
+    ("+ray_kwargs.ray_init.runtime_env.worker_process_setup_hook", "evil.hook"),
+    ("+data.custom_cls.path", "/elsewhere/evil.py"),
     ("+algorithm.gdpo.variant", "pkg://evil:compute_score"),
     ("+algorithm.gdpo.derived.x", "/elsewhere/evil.py:compute_score"),
 ]  # fmt: skip
@@ -264,7 +270,7 @@ def test_a_name_does_not_reach_the_terminal_as_a_command(tmp_path, capsys):
 def test_a_report_replaces_a_link_and_leaves_its_target(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    write_lines(tmp_path / "run" / "metrics.jsonl", [training(1, 0.5, 0.0)])
+    write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "data": {"rewards/a/mean": 0.5}}])
     out = tmp_path / "report"
     out.mkdir()
     names = ("summary.md", "index.html")
