@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.report.drawn import run_of_dumps
-from gdpo_verl.lab.report.figures import panel_svg, recipe_colors, smoothing_window
-from gdpo_verl.lab.report.panels import collapse_panels, component_panels, training_panels
+from gdpo_verl.lab.report.figures import panel_svg
+from gdpo_verl.lab.report.panels import Curves
 from gdpo_verl.lab.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.lab.report.summary import summarise_run
 from gdpo_verl.lab.report.survey import browser_data, read_dumps
-from gdpo_verl.lab.report.tables import markdown, number_table, quantities, to_markdown
+from gdpo_verl.lab.report.tables import markdown, number_table, quantities
 from gdpo_verl.lab.rundir.alerts import MANY_STEPS, THRESHOLDS
 from gdpo_verl.lab.rundir.dumps import NoDumpsError
 from gdpo_verl.lab.rundir.metrics import RunError
@@ -50,31 +50,33 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
     components = list(dict.fromkeys(name for run in readable for name in run.components))
     recipes = group_by_recipe(readable)
     dumps = read_dumps(readable)
-    panels = {
-        "curves": component_panels(recipes, components),
-        "collapse": collapse_panels(recipes) if components else [],
-        "training": training_panels(recipes),
-    }
+    curves = Curves(recipes)
     columns, rows = number_table(recipes, quantities(readable, components))
     summaries = [summarise_run(run_dumps) for run_dumps in dumps]
-    differences = config_differences(readable)
     notes = list(missing)
     notes += [f"{each.run.name}: {n}" for each in dumps for n in (*each.run.notes, *each.notes)]
+    # The contents of both files.
+    contents = {
+        "names": [run.name for run in readable],
+        "summaries": summaries,
+        "notes": notes,
+        "columns": columns,
+        "rows": rows,
+        "differences": config_differences(readable),
+    }
     pages = templates(__file__)
+    pages.filters["markdown"] = markdown
     script = pages.get_template("browser.js.j2").render()
-    names = [run.name for run in readable]
     page = pages.get_template("page.html.j2").render(
-        names=names,
+        **contents,
         recipes=recipes,
-        colors=recipe_colors(recipes),
-        summaries=summaries,
-        notes=notes,
-        panels=panels,
+        curves=curves,
+        panels={
+            "curves": curves.component_panels(components),
+            "collapse": curves.collapse_panels() if components else [],
+            "training": curves.training_panels(),
+        },
         panel_svg=panel_svg,
-        window=smoothing_window(readable),
-        columns=columns,
-        rows=rows,
-        differences=differences,
         browser=browser_data(dumps),
         many_steps=MANY_STEPS,
         thresholds=THRESHOLDS,
@@ -83,12 +85,7 @@ def write_report(runs: Sequence[Path], out_dir: Path) -> Path:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     out_dir.mkdir(parents=True, exist_ok=True)
-    sentences = [f"{each.run}: {text}" for each in summaries for text in each.all()]
-    tables = [(columns, rows), (names, differences)]
-    parts = [to_markdown(head, body) for head, body in tables if body]
-    if sentences or notes:
-        parts.append("".join(f"- {markdown(text)}\n" for text in sentences + notes))
-    write_text(out_dir / "summary.md", "\n".join(parts))
+    write_text(out_dir / "summary.md", pages.get_template("summary.md.j2").render(contents))
     write_text(out_dir / "index.html", page)
     return out_dir / "index.html"
 

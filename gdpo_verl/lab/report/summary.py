@@ -33,10 +33,6 @@ class Summary:
     sentences: tuple[str, ...]
     alerts: tuple[Alert, ...]
 
-    def all(self) -> list[str]:
-        """Return the alerts as sentences, then the other sentences."""
-        return [f"Alert: {alert}." for alert in self.alerts] + list(self.sentences)
-
 
 def summarise_run(dumps: RunDumps) -> Summary:
     """Summarise which components are learned, and how many groups are dead or collapse."""

@@ -167,17 +167,6 @@ def _setting(key: str, run: Run) -> str:
     return NOTHING if value is None else PurePath(str(value)).name
 
 
-def to_markdown(names: Sequence[str], rows: Sequence[Row]) -> str:
-    """Return a table in Markdown, with a column for each name."""
-    lines = [_markdown_line("", names), "|---" * (len(names) + 1) + "|"]
-    lines += [_markdown_line(label, cells) for label, cells in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_line(label: str, cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(markdown, [label, *cells])) + " |"
-
-
 def markdown(cell: str) -> str:
     """Escape a cell, so that Markdown shows it as plain text.
 
