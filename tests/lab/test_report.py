@@ -23,8 +23,8 @@ from fake_runs import (
 )
 
 from gdpo_verl.lab.report import write_report
-from gdpo_verl.lab.report.figures import recipe_colors
 from gdpo_verl.lab.report.groups import read_step
+from gdpo_verl.lab.report.panels import recipe_colors
 from gdpo_verl.lab.report.recipes import Recipe
 from gdpo_verl.lab.rundir.metrics import RunError, set_aside_metrics
 from gdpo_verl.lab.rundir.run import find_runs, read_run

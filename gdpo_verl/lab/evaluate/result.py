@@ -50,17 +50,15 @@ BFCL: Averages = {
 }
 
 
-def aggregate_rows(
-    sources: Iterable[str], averages: Averages = BFCL
-) -> dict[str, list[WeightedSources]]:
-    """Return the rows of the table: each source, the averages, and all questions.
+def aggregate_rows(sources: Iterable[str]) -> dict[str, list[WeightedSources]]:
+    """Return the rows of the table: each source, the averages of `BFCL`, and all questions.
 
     The weights of a row add up to 1. Parts without questions are left out. An average of averages
     is left out if one of these averages has no questions.
     """
     present = list(dict.fromkeys(sources))
     averaged: dict[str, list[WeightedSources]] = {}
-    for name, parts in averages.items():
+    for name, parts in BFCL.items():
         weighted_parts: list[list[WeightedSources]] = []
         for part in parts:
             if isinstance(part, str):

@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from gdpo_verl.lab.files import write_text
 from gdpo_verl.lab.report.drawn import run_of_dumps
-from gdpo_verl.lab.report.figures import panel_svg
-from gdpo_verl.lab.report.panels import Curves
+from gdpo_verl.lab.report.panels import Curves, panel_svg
 from gdpo_verl.lab.report.recipes import config_differences, group_by_recipe
 from gdpo_verl.lab.report.summary import summarise_run
 from gdpo_verl.lab.report.survey import browser_data, read_dumps

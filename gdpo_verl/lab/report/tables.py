@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePath
 from statistics import fmean, median, stdev
 from typing import Any
@@ -134,12 +134,13 @@ def number_table(
     rows: list[tuple[str, list[str]]] = []
     if any(len(recipe.runs) > 1 for recipe in recipes):
         rows.append(("runs", [str(len(recipe.runs)) for recipe in recipes]))
-    for label, text in _texts():
-        cells = []
-        for recipe in recipes:
-            distinct = dict.fromkeys(text(run) for run in recipe.runs)
-            cells.append(", ".join(distinct))
-        rows.append((label, cells))
+    texts: dict[str, list[str]] = defaultdict(list)
+    for recipe in recipes:
+        of_runs = [_texts(run) for run in recipe.runs]
+        for label in of_runs[0]:
+            distinct = dict.fromkeys(of_run[label] for of_run in of_runs)
+            texts[label].append(", ".join(distinct))
+    rows += texts.items()
     for quantity in found:
         rows.append((quantity.label, [_cell(quantity, recipe.runs) for recipe in recipes]))
     pairs = _pairs(recipes)
@@ -152,19 +153,16 @@ def number_table(
     return names, [(label, tuple(cells)) for label, cells in rows if set(cells) != {NOTHING}]
 
 
-def _texts() -> Iterator[tuple[str, Callable[[Run], str]]]:
-    """Yield the label of each row that contains texts, and the function that returns the text."""
-    yield "advantage estimator", lambda run: run.estimator
+def _texts(run: Run) -> dict[str, str]:
+    """Return the texts of a run, by the label of their row."""
+    texts = {"advantage estimator": run.estimator}
     for label, key in _SETTINGS.items():
-        yield label, partial(_setting, key)
-    yield "version of gdpo-verl", lambda run: str(run.launch.get("version", NOTHING))
-    yield "training steps", _steps
-
-
-def _setting(key: str, run: Run) -> str:
-    value = run.setting(key)
-    # Only the last part of a path identifies the model; the rest depends on the machine.
-    return NOTHING if value is None else PurePath(str(value)).name
+        value = run.setting(key)
+        # Only the last part of a path identifies the model; the rest depends on the machine.
+        texts[label] = NOTHING if value is None else PurePath(str(value)).name
+    texts["version of gdpo-verl"] = str(run.launch.get("version", NOTHING))
+    texts["training steps"] = _steps(run)
+    return texts
 
 
 def markdown(cell: str) -> str:
