@@ -59,6 +59,8 @@ class Step:
 
 
 Ask = Callable[[Sequence[Mapping[str, str]]], Step]
+Inference = dict[str, Any]
+"""The data of a dialogue in bfcl-eval: the descriptions of its tools, and its history."""
 
 
 class PromptTooLong(Exception):
@@ -197,24 +199,24 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
 
     # -------------------------------------------------------------- asking
 
-    def _pre_query_processing_prompting(self, test_entry: dict[str, Any]) -> dict[str, Any]:
+    def _pre_query_processing_prompting(self, test_entry: dict[str, Any]) -> Inference:
         blocks = [bfcl.tool_block(function) for function in test_entry["function"]]
         return {"tool_blocks": blocks, "history": []}
 
     def add_first_turn_message_prompting(
-        self, inference_data: dict[str, Any], first_turn_message: list[dict[str, str]]
-    ) -> dict[str, Any]:
+        self, inference_data: Inference, first_turn_message: list[dict[str, str]]
+    ) -> Inference:
         turns = [prompt.turn(turn["role"], turn["content"]) for turn in first_turn_message]
         inference_data["history"] += turns
         return inference_data
 
     def _add_next_turn_user_message_prompting(
-        self, inference_data: dict[str, Any], user_message: list[dict[str, str]]
-    ) -> dict[str, Any]:
+        self, inference_data: Inference, user_message: list[dict[str, str]]
+    ) -> Inference:
         inference_data["history"].append("")  # rlla has an empty line between turns
         return self.add_first_turn_message_prompting(inference_data, user_message)
 
-    def _query_prompting(self, inference_data: dict[str, Any]) -> tuple[Step, float]:
+    def _query_prompting(self, inference_data: Inference) -> tuple[Step, float]:
         assert self.ask is not None, "this handler was made to score"
         chat = prompt.messages(inference_data["tool_blocks"], inference_data["history"], self.frame)
         step = self.ask(chat)
@@ -229,18 +231,18 @@ class Handler(_base.BaseHandler):  # type: ignore[name-defined,misc]
         }
 
     def _add_assistant_message_prompting(
-        self, inference_data: dict[str, Any], model_response_data: dict[str, Any]
-    ) -> dict[str, Any]:
+        self, inference_data: Inference, model_response_data: dict[str, Any]
+    ) -> Inference:
         text = assistant_text(model_response_data["model_responses"])
         inference_data["history"] += ["", text]
         return inference_data
 
     def _add_execution_results_prompting(
         self,
-        inference_data: dict[str, Any],
+        inference_data: Inference,
         execution_results: list[str],
         model_response_data: dict[str, Any],
-    ) -> dict[str, Any]:
+    ) -> Inference:
         calls = read(assistant_text(model_response_data["model_responses"])).calls
         observed = [
             {"name": call["name"], "results": result}

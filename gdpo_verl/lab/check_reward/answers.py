@@ -26,6 +26,8 @@ FORMS = {
 WRONG = {form: f"another row's, {form}" for form in FORMS} | {GROUND_TRUTH: "another row's"}
 """The kind of another row's ground truth in each layout."""
 RANDOM_CHARACTERS = 200
+Rows = Mapping[Any, Mapping[str, Any]]
+"""Rows by their number in data.train_files, or by a name for a row of other files."""
 TURNS = 3
 """The number of turns of the made-up response with several turns."""
 _ALPHABET = string.printable + "äßéπ≤漢字🙂\u200b"
@@ -68,9 +70,7 @@ def ground_truth(row: Mapping[str, Any]) -> str | None:
     return None if truth is None else truth_text(truth)
 
 
-def made_up(
-    rows: Mapping[Any, Mapping[str, Any]], *, inside_thought: bool = False
-) -> list[CheckedAnswer]:
+def made_up(rows: Rows, *, inside_thought: bool = False) -> list[CheckedAnswer]:
     """Make up nine responses to each row, or fewer if there is no ground truth.
 
     They are the row's own and another row's ground truth in each layout of `FORMS`, the first half
@@ -101,7 +101,7 @@ def made_up(
     return answers
 
 
-def of_several_turns(rows: Mapping[Any, Mapping[str, Any]]) -> CheckedAnswer:
+def of_several_turns(rows: Rows) -> CheckedAnswer:
     """Make up a response to the first row that calls a tool in each turn except the last."""
     number, row = next(iter(rows.items()))
     call = "<tool_call>\n{}\n</tool_call>\ntool\nnothing\nassistant\n"

@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from gdpo_verl.config.components import Component
-from gdpo_verl.lab.check_reward.answers import CheckedAnswer
+from gdpo_verl.lab.check_reward.answers import CheckedAnswer, Rows
 from gdpo_verl.lab.check_reward.tokens import load_tokenizer
 from gdpo_verl.plugin.checks.reward import (
     prompt_text,
@@ -84,7 +84,7 @@ class Scored:
 
 def score_twice(
     config: Any,
-    rows: Mapping[Any, Mapping[str, Any]],
+    rows: Rows,
     answers: Sequence[CheckedAnswer],
     timeout: float,
 ) -> Scored:
@@ -140,9 +140,7 @@ def _score(
 class _Worker:
     """A child process that loads the reward, and then scores each response that it receives."""
 
-    def __init__(
-        self, trace: IO[bytes], config: Any, rows: Mapping[Any, Mapping[str, Any]], timeout: float
-    ) -> None:
+    def __init__(self, trace: IO[bytes], config: Any, rows: Rows, timeout: float) -> None:
         # After this process has used a GPU, for example to sample responses, a fork cannot use it.
         method = "spawn" if torch.cuda.is_initialized() else "fork"
         context: Any = multiprocessing.get_context(method)
@@ -196,7 +194,7 @@ def _serve(
     connection: Any,
     trace: str,
     config: Any,
-    rows: Mapping[Any, Mapping[str, Any]],
+    rows: Rows,
     timeout: float,
 ) -> None:
     """Load the reward, and score each response that arrives on the connection.
