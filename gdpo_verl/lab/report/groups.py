@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,8 @@ class _Group:
 
     Attributes:
       members: the responses.
-      keys: the names of the rewards.
-      vectors: the rewards of each response.
-      scored: for each reward, True if at least one response has it.
-      constant: for each reward, True if it is scored and constant in the group.
+      scored: the names of the rewards that at least one response has.
+      constant: those of them that are constant in the group.
       dead: True if there are several responses and all rewards are constant.
       advantages: the advantages of each response, by GDPO and by GRPO; None if not dumped.
       compared: True if each response has both advantages.
@@ -107,10 +106,8 @@ class _Group:
     """
 
     members: Sequence[Response]
-    keys: Sequence[str]
-    vectors: Sequence[Vector]
-    scored: Sequence[bool]
-    constant: Sequence[bool]
+    scored: Sequence[str]
+    constant: Sequence[str]
     dead: bool
     advantages: Sequence[Vector]
     compared: bool
@@ -150,10 +147,8 @@ def _groups_of(responses: Sequence[Response], keys: Sequence[str]) -> list[_Grou
             collapsed_by_gdpo = any(ties_split_elsewhere(gdpo, grpo))
         group = _Group(
             members=[responses[place] for place in places],
-            keys=keys,
-            vectors=[vectors[place] for place in places],
-            scored=scored[number],
-            constant=constant[number],
+            scored=list(compress(keys, scored[number])),
+            constant=list(compress(keys, constant[number])),
             dead=dead[number],
             advantages=pairs,
             compared=compared,
@@ -190,7 +185,7 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
             f"{incomplete[0]}). Its responses are shown, and its groups are not counted."
         )
     groups = _groups_of(responses, components)
-    scored = [group for group in groups if any(group.scored)]
+    scored = [group for group in groups if group.scored]
     if not scored:
         groups = _groups_of(responses, _numbers_of(responses))
     counted = [] if incomplete else scored
@@ -207,7 +202,7 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
     return DumpSummary(
         responses=len(responses),
         groups=len(counted),
-        dead=Counter(_any_rewards(group) for group in dead),
+        dead=Counter(_any_rewards(group, components) for group in dead),
         dead_prompt=short_prompt(dead[0].prompt) if dead else "",
         compared=sum(group.compared for group in counted),
         collapsed=sum(any(group.collapsed) for group in counted),
@@ -218,10 +213,11 @@ def read_step(path: Path, components: Sequence[str]) -> DumpSummary:
     )
 
 
-def _any_rewards(group: _Group) -> Vector:
-    """Return one value of each reward; None if no response has it."""
+def _any_rewards(group: _Group, components: Sequence[str]) -> Vector:
+    """Return one value of each component; None if no response has it."""
     rewards: list[float | None] = []
-    for column in zip(*group.vectors, strict=True):
+    vectors = [reward_vector(response.row, components) for response in group.members]
+    for column in zip(*vectors, strict=True):
         values = [value for value in column if value is not None]
         rewards.append(values[0] if values else None)
     return tuple(rewards)
@@ -237,11 +233,6 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
     """
     members = group.members
     column = variant_column(members[0].row)
-    # With many data sources, a prompt may have two of many rewards. Each response lists the scores
-    # of these two, and the group lists the others once, as `unscored`.
-    scored = [k for k, is_scored in enumerate(group.scored) if is_scored]
-    constant = [k for k in scored if group.constant[k] and len(members) > 1]
-    names = [group.keys[k] for k in scored]
     # Held-out responses have no advantage, and stay in the order of the dump.
     order = sorted(range(len(members)), key=lambda i: -(group.advantages[i][0] or 0))
     rows = []
@@ -251,7 +242,7 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
         rows.append(
             {
                 "text": shorten(members[i].text, TEXT_CHARACTERS),
-                "scores": tuple(group.vectors[i][k] for k in scored),
+                "scores": reward_vector(row, group.scored),
                 "gdpo": gdpo,
                 "grpo": grpo,
                 "variant": reward_of(row.get(column)),
@@ -262,10 +253,12 @@ def _shown_group(group: _Group, components: Sequence[str]) -> dict[str, Any]:
         "title": short_prompt(group.prompt),
         "prompt": shorten(group.prompt, TEXT_CHARACTERS),
         "expected": shorten(members[0].row.get("gts"), TEXT_CHARACTERS),
-        "keys": names,
-        "unscored": [name for name in components if name not in names],
+        # With many data sources, a prompt may have two of many rewards. Each response lists the
+        # scores of these two, and the group lists the others once, as `unscored`.
+        "keys": group.scored,
+        "unscored": [name for name in components if name not in group.scored],
         "variant": column.removesuffix(ADVANTAGE),
-        "constant": [group.keys[k] for k in constant],
+        "constant": group.constant if len(members) > 1 else [],
         "size": len(members),
         "rows": rows,
     }
