@@ -58,10 +58,7 @@ def measure(
     finished = [response for response in tried if not response.result.error]
     dicts = [response for response in finished if not response.no_dict]
     findings: list[Finding] = [(PROBLEM, problem) for problem in scored.unnamed]
-    components: list[dict[str, Any]] = []
-    taught: dict[str, Any] = {}
-    if dicts or not finished:  # results that are only numbers have their own complaint
-        components, taught = _look_at_components(config, settings, scored, finished, findings)
+    components, taught = _look_at_components(config, settings, scored, finished, dicts, findings)
     findings += checks.complaints(tried, scored.declared)
     findings += _constant(components)
     left = len(answers) - len(tried)
@@ -103,17 +100,20 @@ def _look_at_components(
     settings: GdpoConfig,
     scored: Scored,
     finished: Sequence[ScoredAnswer],
+    dicts: Sequence[ScoredAnswer],
     findings: list[Finding],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Summarise the components and what they can teach, and find faults in all responses together.
 
-    Findings are added to `findings`.
+    Findings are added to `findings`. Of the `finished` responses, `dicts` are those with a dict of
+    components.
     """
-    dicts = [response for response in finished if not response.no_dict]
-    # A key counts as returned if at least one response has it.
-    keys = list(dict.fromkeys(key for response in dicts for key in unnested(response.result.info)))
     components: list[dict[str, Any]] = []
     taught: dict[str, Any] = {}
+    if finished and not dicts:  # results that are only numbers have their own complaint
+        return components, taught
+    # A key counts as returned if at least one response has it.
+    keys = list(dict.fromkeys(key for response in dicts for key in unnested(response.result.info)))
     try:
         objective = settings.resolve(scored.declared, keys or None)
         batch = _read_components(dicts, objective, findings)
