@@ -192,41 +192,29 @@ def read_run(path: Path) -> Run:
             f"VERL_FILE_LOGGER_PATH={path / METRICS} (in TRL call trainer.save_state()), or wait "
             "for the first step."
         )
-    missing: list[str] = []
     config = DictConfig({})
     with contextlib.suppress(ValueError):
         config = settings_with(path / CONFIG)
-    if not config:
-        missing.append(f"No {CONFIG} that can be read: names are taken from the directory's name.")
     launch: dict[str, Any] = {}
     with contextlib.suppress(RunError):
         launch = read_launch(path)
+    rollouts = path / "completions" if from_trl else path / ROLLOUTS
     run = Run(
         path=path,
         name=path.resolve().name,
         metrics=metrics,
-        rollouts=_dumps(path / ROLLOUTS, "trainer.rollout_data_dir", missing),
-        validation=_dumps(path / VALIDATION, "trainer.validation_data_dir", missing),
+        rollouts=dict(step_files(rollouts)),
+        validation=dict(step_files(path / VALIDATION)),
         config=config,
         launch=launch,
         notes=(),
     )
     if not from_trl:
-        return replace(run, notes=(*notes, *missing, *_gaps(run)))
-    completions = dict(step_files(path / "completions"))
+        return replace(run, notes=(*notes, *_gaps(run)))
     notes.append(f"Of TRL's run, {from_trl} is read: no settings.")
-    run = replace(run, rollouts=completions)
     if not run.components:
         notes.append(f"No {MEAN.of('<name>')} in it: there is nothing to draw for each reward.")
     return replace(run, notes=tuple(notes))
-
-
-def _dumps(directory: Path, key: str, notes: list[str]) -> dict[int, Path]:
-    dumps = dict(step_files(directory))
-    if not dumps:
-        where = f"{directory.parent.resolve().name}/{directory.name}"
-        notes.append(f"No {where}/<step>.jsonl: set {key} to keep the responses there.")
-    return dumps
 
 
 def config_of(run: Path | None) -> DictConfig:
@@ -341,7 +329,13 @@ def read_launch(run: Path) -> dict[str, Any]:
 
 
 def _gaps(run: Run) -> Iterator[str]:
-    """Yield a sentence for each kind of metric that the run lacks."""
+    """Yield a sentence for each file and each kind of metric that the run lacks."""
+    if not run.config:
+        yield f"No {CONFIG} that can be read: names are taken from the directory's name."
+    if not run.rollouts:
+        yield _no_dumps(run, ROLLOUTS, "trainer.rollout_data_dir")
+    if not run.validation:
+        yield _no_dumps(run, VALIDATION, "trainer.validation_data_dir")
     steps = run.training_steps
     if not run.components:
         yield (
@@ -358,6 +352,10 @@ def _gaps(run: Run) -> Iterator[str]:
     missing = [component for component in validated if not run.validation_series(component)]
     if missing:
         yield f"No held-out {', '.join(missing)} in the metrics: set trainer.test_freq."
+
+
+def _no_dumps(run: Run, folder: str, key: str) -> str:
+    return f"No {run.name}/{folder}/<step>.jsonl: set {key} to keep the responses there."
 
 
 def flattened(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
