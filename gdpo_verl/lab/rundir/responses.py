@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,27 @@ class Response:
       file, line: the place of the row of its last output.
       group: the uid of its prompt; the prompt itself if there is no uid.
       mini_batch: the number of the mini-batch, within its step, in which it was whitened.
-      outputs: the rows of its outputs, in their order.
+      row: the row of its last output, from which the rewards are read.
+      earlier: the rows of its earlier outputs, in their order.
     """
 
     file: Path
     line: int
     group: str
     mini_batch: float
-    outputs: Sequence[Row]
+    row: Row
+    earlier: Sequence[Row] = ()
 
     @property
-    def row(self) -> Row:
-        """The row of the last output, from which the rewards are read."""
-        return self.outputs[-1]
+    def outputs(self) -> list[Row]:
+        """The rows of all outputs, in their order."""
+        return [*self.earlier, self.row]
 
     @property
     def prompt(self) -> str:
         """The prompt of the first output; later outputs have longer prompts."""
-        return str(self.outputs[0].get("input", ""))
+        first = self.earlier[0] if self.earlier else self.row
+        return str(first.get("input", ""))
 
     @property
     def text(self) -> Any:
@@ -79,8 +81,7 @@ def responses_of(
     Raises:
       ValueError: a row has no value in the column of the group; the message names file and line.
     """
-    # The rows of each rollout with the numbers of their outputs, each as a response of its own.
-    rollouts: dict[Hashable, list[tuple[int, Response]]] = defaultdict(list)
+    responses: dict[Any, Response] = {}
     incomplete = []
     for line, row in rows:
         if row is None:
@@ -98,18 +99,13 @@ def responses_of(
         else:
             name = row.get("uid", row.get("input", ""))
         mini_batch = reward_of(row.get(MINI_BATCH)) or 0.0
-        response = Response(file, line, str(name), mini_batch, [row])
-        if key is None:  # a rollout with a single output
-            rollouts[line].append((0, response))
-        else:
-            rollouts[key.uid, key.session].append((key.output, response))
-    responses = []
-    for outputs in rollouts.values():
-        # verl's balancing may have shuffled the rows.
-        outputs.sort(key=itemgetter(0))
-        _, last = outputs[-1]
-        responses.append(replace(last, outputs=[output.row for _, output in outputs]))
-    return responses, incomplete
+        response = Response(file, line, str(name), mini_batch, row)
+        # A row without a key is a rollout with a single output.
+        session = line if key is None else (key.uid, key.session)
+        if session in responses:
+            response = _joined(responses[session], response)
+        responses[session] = response
+    return list(responses.values()), incomplete
 
 
 def places_by_group(group_ids: Iterable[Hashable]) -> list[list[int]]:
@@ -122,6 +118,18 @@ def places_by_group(group_ids: Iterable[Hashable]) -> list[list[int]]:
     for place, group in enumerate(group_ids):
         places[group].append(place)
     return list(places.values())
+
+
+def _joined(one: Response, other: Response) -> Response:
+    """Join outputs of one rollout; verl's balancing may have shuffled their rows."""
+    outputs = sorted([*one.outputs, *other.outputs], key=_output_of)
+    last = one if outputs[-1] is one.row else other
+    return replace(last, earlier=outputs[:-1])
+
+
+def _output_of(row: Row) -> int:
+    key = row_key(row)
+    return 0 if key is None else key.output
 
 
 @dataclass(frozen=True)
