@@ -9,14 +9,14 @@ from test_variants import EXAMPLE, GROUPS, advantages, close
 
 from gdpo_verl.advantage import decompose, find_variant, validate_variant
 
+PAGE = Path(__file__).parents[2] / "docs/choose_variant.md"
+TEN_LINES, CHECK = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
 
 @pytest.fixture
 def my_module(tmp_path, monkeypatch):
-    """Write the ten lines of docs/choose_variant.md as a module that can be imported."""
-    page = (Path(__file__).parents[2] / "docs/choose_variant.md").read_text(encoding="utf-8")
-    found = re.search(r'```python\n(""".*?)```', page, re.DOTALL)
-    assert found is not None
-    (tmp_path / "my_module.py").write_text(found[1])
+    """Write the ten lines of the page as a module that can be imported."""
+    (tmp_path / "my_module.py").write_text(TEN_LINES)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_module", raising=False)
     return tmp_path / "my_module.py"
@@ -29,6 +29,15 @@ def test_the_ten_lines_of_the_page_are_a_variant(my_module):
     terms = decompose(EXAMPLE, GROUPS).terms
     close(found, terms.sum(dim=1) + 0.5 * terms.amin(dim=1), 1e-12)
     validate_variant(find_variant(address), "algorithm.gdpo.variant", weights=[1.0, 0.5])
+
+
+def test_the_check_on_the_page_runs(my_module, monkeypatch):
+    monkeypatch.chdir(my_module.parent)
+    names = {}
+    exec(CHECK, names)
+    address = "pkg://my_module:my_variant"
+    expected = advantages(names["rewards"], names["groups"], variant=address, more=0.5)
+    close(names["advantages"][:, 0], expected, 1e-12)
 
 
 @pytest.mark.parametrize("folder", ["", "./", "{}/"])
