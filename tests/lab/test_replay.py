@@ -368,6 +368,9 @@ REFUSED = {
         STOCK, "--function reward.py:raises",
         "dumps/1.jsonl, line 1: reward.py:raises raised KeyError: 'an answer without a number'",
     ),
+    "no reward": (
+        STOCK, "--function reward.py:missing", "has no attribute 'missing'",
+    ),
 }  # fmt: skip
 
 
