@@ -7,7 +7,8 @@ from pathlib import Path
 import gdpo_verl
 
 SNAPSHOT = Path(__file__).parent / "public_names.txt"
-# The names of docs/api.md. Other names in these modules may change at any time.
+# The names of docs/api.md, except those for which TRL or ms-swift must be installed. Other names in
+# these modules may change at any time.
 PUBLIC = {
     "gdpo_verl": gdpo_verl.__all__,
     "gdpo_verl.advantage": ["Decomposition"],

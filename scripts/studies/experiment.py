@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,9 @@ def train_rest(name: str, experiment: dict[str, Any]) -> None:
                     policy = ROOT / settings["policy"]
                 elif not policy.exists():
                     command("make-policy", *settings["policy"], "--out", policy)
-                # Settings that several tasks share are a list within the list.
-                of_task = ([o] if isinstance(o, str) else o for o in settings.get("overrides", ()))
                 overrides = [
                     *experiment["every"],
-                    *chain(*of_task),
+                    *settings.get("overrides", ()),
                     f"actor_rollout_ref.model.path='{policy}'",
                     f"data.train_files='{work / 'data/train.parquet'}'",
                     f"data.val_files='{work / 'data/validation.parquet'}'",
