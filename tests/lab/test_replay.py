@@ -203,6 +203,16 @@ def test_a_run_of_verls_own_command_has_the_settings_that_hydra_stored(replayed)
     assert most["asked"] == pytest.approx(by_sequence(rows)[most["line"] - 1])
 
 
+def test_a_dump_without_a_configuration_counts_as_one_of_gdpo_with_a_message(replayed):
+    run = run_of(Path("a"), drawn(6, two_rewards), "{adv_estimator: grpo}")
+    said = "found no configuration of the run; GDPO's defaults count as recorded"
+    assert said not in replayed(run)["printed"]
+    (run / "config.yaml").unlink()
+    found = replayed(run)
+    assert found["settings"] == ["gdpo", "gdpo"]
+    assert said in found["printed"]
+
+
 def test_a_dump_of_gdpo_without_our_columns_was_trained_under_gdpo(replayed):
     rows = drawn(6, two_rewards)
     where = dump(Path("run/rollouts"), {1: rows}).parent

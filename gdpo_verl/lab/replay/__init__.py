@@ -177,6 +177,8 @@ def _about(source: Source) -> Iterator[str]:
     path = source.path
     if not source.counts_tokens:
         yield f"{path}: no token counts, so whitening is over responses; --tokenizer counts them"
+    if source.columns.is_ours and source.algorithm is None:
+        yield f"{path}: found no configuration of the run; GDPO's defaults count as recorded"
     trained_with = (source.algorithm or {}).get("adv_estimator", ESTIMATORS[0])
     if trained_with not in ESTIMATORS:
         yield f"{path}: trained with {trained_with}; GRPO's advantages count as recorded"
