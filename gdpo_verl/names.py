@@ -149,13 +149,14 @@ WHITEN_SHIFT = Metric(
 )
 WHITEN_GAIN = Metric(
     "gdpo/whiten_gain",
-    "1 / deviation of Σ c in whitening; 0 where only rounding is left (GDPO only)",
+    "largest absolute weight / deviation of Σ c in whitening; 0 where only rounding is left "
+    "(GDPO only)",
     "none",
 )
 PHANTOM_GROUPS = Metric(
     "gdpo/phantom_groups",
-    "share of groups with a constant outcome in which another reward varies, without the groups "
-    "that a gate removes",
+    "share of groups with a constant outcome in which another reward with a weight other than 0 "
+    "varies, without the groups that a gate removes",
     "share",
 )
 GATED_GROUPS = Metric(

@@ -96,7 +96,7 @@ class Decomposition:
       groups: the group of each response.
       weights: the weights of the components, shape (K,).
       ranges: float64, shape (K, 2), in reward units. The row of a component without a declared
-        range is NaN. `ranges` is None if no component declares a range.
+        range is NaN. `ranges` is None if the settings have no ranges.
       token_counts: the number of response tokens of each row, shape (B,). It may be None if
         nothing is whitened.
       settings: the settings of the estimator. A decomposition has the advantages of its variant,
