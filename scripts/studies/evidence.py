@@ -356,12 +356,12 @@ def tens(runs: Runs) -> str:
     return markdown_table(["steps", "1 to 10", "11 to 20", "21 to 30", "31 to 40"], rows)
 
 
-def push(run: Run) -> float:
+def push(run: Run, groups: int = PROMPTS_A_STEP) -> float:
     """Return the mean push on format over the first steps of a run.
 
     The push is the influence, a mean over all groups of a step, times the number of groups.
     """
-    return PROMPTS_A_STEP * run["gdpo/format/influence"].head(FIRST_STEPS).mean()
+    return groups * run["gdpo/format/influence"].head(FIRST_STEPS).mean()
 
 
 def ends(runs: Runs) -> str:

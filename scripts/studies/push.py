@@ -46,6 +46,7 @@ ARMS = {
     "grpo-format-7": "A: GRPO, weight 7 on format",
     "gdpo-correctness-8": "B: GDPO, weight 8 on correctness",
 }
+PRETRAINED_PROMPTS = 8  # prompts in a step of the check with a pretrained model
 KEPT_ARMS = {"grpo-3": "GRPO, kept runs", "gdpo-3": "GDPO, kept runs"}
 # The arms of the trade-off by the weight on correctness. Under GRPO, multiplying correctness by 10
 # with the weight 0.1 is the same as the weight 1, and 0.3 is nearly ⅓.
@@ -158,6 +159,39 @@ def long_table(runs: Runs) -> str:
     return markdown_table(["seed", *names], rows)
 
 
+def pretrained_table(runs: Runs) -> str:
+    """Write the check with a pretrained model: when each run learns the format, and its rewards."""
+    last_format = at_the_end("rewards/format/mean")
+    last_correctness = at_the_end("rewards/correctness/mean")
+    rows = []
+    for arm, name in ESTIMATORS.items():
+        seeds = runs.get(arm, {})
+        learned = first_steps(seeds)
+        for seed, run in sorted(seeds.items()):
+            varying = 1 - run["gdpo/correctness/constant_groups"]
+            rows.append(
+                [
+                    f"{name}, seed {seed}",
+                    f"{push(run, PRETRAINED_PROMPTS):.1f}",
+                    str(learned.get(seed, "–")),
+                    f"{last_format(run):.2f}",
+                    f"{last_correctness(run):.2f}",
+                    f"{varying.head(10).mean():.0%}",
+                    f"{varying.tail(5).mean():.0%}",
+                ]
+            )
+    head = [
+        "run",
+        "push, steps 1 to 5",
+        "learns the format at step",
+        "format, last five steps",
+        "correctness, last five steps",
+        "groups in which correctness varies, steps 1 to 10",
+        "last five steps",
+    ]
+    return markdown_table(head, rows)
+
+
 def differences(runs: Runs, arm: str) -> dict[int, float]:
     """Return GDPO's format minus GRPO's at the same correctness, for each seed of an arm.
 
@@ -232,6 +266,7 @@ def main() -> None:
     replace_block(PAGE, "kept", f"{kept_table(kept)}\n\n{line_table(kept, names)}")
     replace_block(PAGE, "line", line_table(runs, ARMS))
     replace_block(PAGE, "long", long_table(read("push_long")))
+    replace_block(PAGE, "pretrained", pretrained_table(read("rare_sums")))
     trade_off = {**read("q1"), **read("tradeoff")}
     replace_block(PAGE, "tradeoff", trade_off_table(trade_off))
     draw_trade_off(trade_off)
