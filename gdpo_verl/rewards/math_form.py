@@ -15,7 +15,7 @@ from gdpo_verl.rewards.math_units import read_unit
 _SIGNS = str.maketrans({
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "∞": r"\infty ", "∪": r"\cup ",
     "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "∠": r"\angle ", "~": " ", "’": "'",
-    "′": "'", "£": "",
+    "′": "'", "£": "", "≈": r"\approx ",
 })  # fmt: skip
 _FONT = (
     r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|ensuremath|bold(?:symbol)?)"
@@ -27,6 +27,7 @@ _PRICE = r"\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"
 _SPELLINGS = [
     (r"\\?[.,;]$", ""),
     (r"^\{([^{}\\]*)\}\W?$", r"\1"),
+    (r"(?<=[^\s,;:=({\[&])\s{0,9}\\approx(?![A-Za-z])", "="),  # x \approx 2.5 is read as x = 2.5
     # Marks and words around a value.
     (
         r"\\(?:[lL]arge|huge|normalsize|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline"
