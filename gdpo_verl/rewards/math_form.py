@@ -21,13 +21,18 @@ _FONT = (
     r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|ensuremath|bold(?:symbol)?)"
 )
 _CHOICES = r"[(A-Z)]{1,3}(?:(?:,| and) ?[(A-Z)]{1,3})+"
+_LETTERS = r"(?!\\pi)\\?[A-Za-z]{1,9}(?:_\{?\w{1,9}\}?)?(?:\([^()]{1,20}\))?"
+_NAME = rf"(?:{_LETTERS}|{_FONT}\{{[^{{}}]{{1,40}}\}})"
+_SPACES = r"(?:\\[,;:! ]|\s){0,9}"
 _PRICE = r"\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"
 # Regular expressions, each with its replacement. All of them must take linear time, because the
 # policy writes the text and may learn to exploit a slow expression.
 _SPELLINGS = [
     (r"\\?[.,;]$", ""),
     (r"^\{([^{}\\]*)\}\W?$", r"\1"),
-    (r"(?<=[^\s,;:=({\[&])\s{0,9}\\approx(?![A-Za-z])", "="),  # x \approx 2.5 is read as x = 2.5
+    # x \approx 2.5 is x = 2.5, and of \sqrt{2} \approx 1.41 the first value counts.
+    (rf"((?:^|[,;&({{\[])\s{{0,9}}{_NAME}){_SPACES}\\approx(?![A-Za-z])", r"\1="),
+    (rf"^((?:\\.|[^\\,;&])*?[^\s\\,;&=({{\[]){_SPACES}\\approx(?![A-Za-z]).*$", r"\1"),
     # Marks and words around a value.
     (
         r"\\(?:[lL]arge|huge|normalsize|therefore|Rightarrow|approx|bf|[bB]igg?[lr]?|underline"
