@@ -34,6 +34,7 @@ EXPERIMENTS = {
         "quiet",
         "rare",
         "rare_pretrained",
+        "rare_sums",
         "relative",
         "tradeoff",
     )
