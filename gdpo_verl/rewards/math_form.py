@@ -30,7 +30,8 @@ _PRICE = r"\s{0,9}(\d(?:[\d.,]{0,99}\d)?)"
 _SPELLINGS = [
     (r"\\?[.,;]$", ""),
     (r"^\{([^{}\\]*)\}\W?$", r"\1"),
-    # x \approx 2.5 is x = 2.5, and of \sqrt{2} \approx 1.41 the first value counts.
+    # x \approx 2.5 is read as x = 2.5. An approximation after a value is left out, such as 1.41 in
+    # \sqrt{2} \approx 1.41.
     (rf"((?:^|[,;&({{\[])\s{{0,9}}{_NAME}){_SPACES}\\approx(?![A-Za-z])", r"\1="),
     (rf"^((?:\\.|[^\\,;&])*?[^\s\\,;&=({{\[]){_SPACES}\\approx(?![A-Za-z]).*$", r"\1"),
     # Marks and words around a value.
