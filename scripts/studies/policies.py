@@ -40,7 +40,6 @@ from gdpo_verl.lab.tasks.generated import draw_of, examples, write
 from gdpo_verl.rewards import math_length
 from gdpo_verl.rewards.thought import END_THINK, THINK
 
-
 Draw = Callable[[random.Random], Example]
 Demonstrate = Callable[[Example, random.Random, float, float], str]
 
@@ -132,8 +131,7 @@ def without_thought(
 ) -> str:
     """Write a demonstration in which a missing thought is the only possible flaw of the format."""
     text = TOOLBOX.demonstrate(example, rng, 0.0, flawed_content)
-    thought, call = text.split("\n", 1)
-    return call if rng.random() < flawed_format else text
+    return text.partition("\n")[2] if rng.random() < flawed_format else text
 
 
 def draw_sum(rng: random.Random) -> Example:
