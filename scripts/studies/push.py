@@ -159,25 +159,28 @@ def long_table(runs: Runs) -> str:
     return markdown_table(["seed", *names], rows)
 
 
-def pretrained_table(runs: Runs) -> str:
-    """Write the check with a pretrained model: when each run learns the format, and its rewards."""
+def pretrained_table(runs: Runs, task: str = "") -> str:
+    """Write a check with a pretrained model: when each run learns the format, and its rewards.
+
+    The names of the arms end with the task.
+    """
     last_format = at_the_end("rewards/format/mean")
     last_correctness = at_the_end("rewards/correctness/mean")
     rows = []
     for arm, name in ESTIMATORS.items():
-        seeds = runs.get(arm, {})
+        seeds = runs.get(f"{arm}{task}", {})
         learned = first_steps(seeds)
         for seed, run in sorted(seeds.items()):
             varying = 1 - run["gdpo/correctness/constant_groups"]
+            of_five_steps = varying.groupby((varying.index - 1) // 5).mean()
             rows.append(
                 [
                     f"{name}, seed {seed}",
                     f"{push(run, PRETRAINED_PROMPTS):.1f}",
                     str(learned.get(seed, "–")),
                     f"{last_format(run):.2f}",
-                    f"{last_correctness(run):.2f}",
-                    f"{varying.head(10).mean():.0%}",
-                    f"{varying.tail(5).mean():.0%}",
+                    f"{last_correctness(run):.2f}".replace("-", "−"),
+                    ", ".join(f"{share:.0%}" for share in of_five_steps),
                 ]
             )
     head = [
@@ -186,8 +189,7 @@ def pretrained_table(runs: Runs) -> str:
         "learns the format at step",
         "format, last five steps",
         "correctness, last five steps",
-        "groups in which correctness varies, steps 1 to 10",
-        "last five steps",
+        "groups in which correctness varies, steps 1 to 5, 6 to 10, and so on",
     ]
     return markdown_table(head, rows)
 
@@ -266,7 +268,9 @@ def main() -> None:
     replace_block(PAGE, "kept", f"{kept_table(kept)}\n\n{line_table(kept, names)}")
     replace_block(PAGE, "line", line_table(runs, ARMS))
     replace_block(PAGE, "long", long_table(read("push_long")))
-    replace_block(PAGE, "pretrained", pretrained_table(read("rare_sums")))
+    pretrained = read("rare_sums")
+    replace_block(PAGE, "pretrained", pretrained_table(pretrained))
+    replace_block(PAGE, "four_sums", pretrained_table(pretrained, "-four"))
     trade_off = {**read("q1"), **read("tradeoff")}
     replace_block(PAGE, "tradeoff", trade_off_table(trade_off))
     draw_trade_off(trade_off)
