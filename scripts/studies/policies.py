@@ -81,9 +81,9 @@ def rare_pretrained(runs: Path) -> None:
 
 
 def rare_sums(runs: Path) -> None:
-    """Teach a pretrained model calls in which numbers are asked for as sums, and write the data.
+    """Make two policies from a pretrained model, for calls whose numbers are asked for as sums.
 
-    The calls of the first policy have one such number, those of the second one have four. The model
+    A call of the first policy has one such number. A call of the second policy has four. The model
     learns the sums only in part.
     """
     sums(runs / "one_sum", draw_sum, with_one_flaw, RATES["3"])
